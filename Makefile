@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool chromium dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool chromium clients dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ metrics-reference: .venv/.installed-dev ## Write docs/metrics_reference.md from 
 chromium: .venv/.installed-dev ## Fetch Chromium from Debian's packages (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.chromium
 
+clients: .venv/.installed-dev ## Build the clients in Go and JavaScript that tests read with (into ~/.cache/tieringd)
+	$(BIN)/python -m tests.support.foreign_clients
+
 dashboards: .venv/.installed-dev ## Write deploy/grafana from its definition
 	$(BIN)/python -m deploy.grafana_dashboards
 
@@ -70,7 +73,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool chromium ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
+test: components class-data azurite promtool chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
@@ -109,10 +112,10 @@ fuzz: .venv/.installed-dev ## Give wrong bytes to every parser, and then wrong f
 swarm: .venv/.installed-dev kafka ## Let faults of every kind come over three brokers, daemons, gateways and a store (MINUTES=10, SEED=1; ARGS=--write)
 	$(BIN)/python -m tests.swarm.run --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(ARGS)
 
-coverage-map: components kafka azurite promtool chromium ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
+coverage-map: components kafka azurite promtool chromium clients ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
 
-nightly: components kafka azurite promtool chromium ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, a swarm, coverage map (SEEDS=5000 MINUTES=10)
+nightly: components kafka azurite promtool chromium clients ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, a swarm, coverage map (SEEDS=5000 MINUTES=10)
 	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak fuzz swarm coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings

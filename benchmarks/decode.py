@@ -48,7 +48,7 @@ class Case:
     codec: Codec = Codec.NONE
     columns: Sequence[str] = ALL_BUT_HEADERS
     share: float = 1
-    """Of the records that other cases have: where a record takes longer, fewer do."""
+    """Share of the records that other cases have: fewer where a record takes longer."""
 
 
 def short_value(values: random.Random, _number: int) -> bytes:

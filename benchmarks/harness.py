@@ -45,7 +45,7 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """Of the client and its children, user and system."""
+    """CPU seconds of the client and its children, user and system."""
     gibibytes: float
 
     @property

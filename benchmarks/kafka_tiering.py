@@ -49,19 +49,19 @@ class Result:
 
     produce_p99_ms: float
     cpu_seconds: float
-    """Of the broker and the daemon, from the first record until the last segment was trimmed."""
+    """CPU seconds of the broker and the daemon, from the first record until the last trim."""
     lag_seconds: float = 0.0
-    """From the last record until every closed segment was durable."""
+    """Time from the last record until every closed segment was durable."""
     mean_age_seconds: float = 0.0
-    """From the close of a segment until it was durable."""
+    """Mean time from the close of a segment until it was durable."""
     waiting_mean_mib: float = 0.0
     """Closed segments that were not durable, while the producer ran."""
     waiting_most_mib: float = 0.0
     trimmed_seconds: float = 0.0
-    """From the last record until the log directory had only active segments."""
+    """Time from the last record until the log directory had only active segments."""
     read_gib_per_s: dict[str, float] = field(default_factory=dict)
     read_cpu_per_gib: dict[str, float] = field(default_factory=dict)
-    """Of the broker and the daemon, without the client."""
+    """CPU seconds of the broker and the daemon per GiB read, without the client."""
     digests: dict[str, bytes] = field(default_factory=dict)
 
 

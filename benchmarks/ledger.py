@@ -38,12 +38,12 @@ class Figure:
     benchmark: str
     """The module below `benchmarks` that measures it."""
     name: str
-    """As the benchmark's `--json` file has it."""
+    """Name of the figure in the benchmark's `--json` file."""
     value: float
     unit: str
     higher_is_better: bool
     noise_share: float
-    """Of the value: a change of at most this is no loss and no gain."""
+    """Share of the value up to which a change is no loss and no gain."""
     against: Against
     bound: float | None = None
     """What was asked of it; None where nothing was."""

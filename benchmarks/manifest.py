@@ -68,9 +68,9 @@ class Shape:
     """How segments of a topic follow each other."""
 
     every_ms: int
-    """Between the ends of two segments."""
+    """Time between the ends of two segments."""
     upload_lag_ms: int
-    """At the most, between a segment's end and its upload; the first of all waits so long."""
+    """The longest time between a segment's end and its upload. The first segment waits so long."""
     has_broker_times: bool = False
     epoch_segments: int = 1000
     """How many segments a leader archives."""

@@ -61,7 +61,7 @@ _Client: TypeAlias = socket.socket | TlsConnection
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a sink listens."""
+    """The address of a sink."""
 
     port: int
     trust_file: Path | None = None

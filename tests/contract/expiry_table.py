@@ -1,5 +1,5 @@
 """
-What the retry table has besides for credentials that expire while a store uses them.
+The part of the retry table for credentials that expire while a store uses them.
 
 The proxy answers as a server does to expired credentials; the service that issues them is one of
 the tests' own. A store's test class inherits this table, and gives the fixtures `here`, a scene
@@ -100,7 +100,7 @@ class ExpiryTable:
 
     @pytest.mark.parametrize("operation", READS)
     async def test_expired_credentials_are_replaced_under_other_requests(self, here, issuer, operation):
-        """Whatever reads or deletes is sent again with fresh credentials."""
+        """Reads and deletes are sent again with fresh credentials."""
         here.bucket.write("key", MANIFEST)
         store = await here.store()
         self._expire(here, issuer)
@@ -108,7 +108,7 @@ class ExpiryTable:
         self._renewed(here, issuer)
 
     async def test_fresh_credentials_that_are_refused_are_raised(self, here, issuer):
-        """When the replacement is no better than what expired, an operator must act."""
+        """An operator must act if the fresh credentials are refused like the expired ones."""
         store = await here.store()
         here.proxy.spoil(self.expired, times=10)
         with pytest.raises(StorageDenied):
@@ -118,7 +118,7 @@ class ExpiryTable:
         assert here.bucket.keys() == []
 
     async def test_issuer_that_is_down_is_asked_again(self, here, issuer):
-        """Without credentials nothing is sent; the commit goes on when their issuer is back."""
+        """Nothing is sent without credentials, and a commit goes on when their issuer is back."""
         store = await here.store()
         issuer.is_down = True
         commit = asyncio.create_task(put_manifest(store, condition=IfAbsent()))

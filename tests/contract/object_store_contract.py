@@ -235,7 +235,7 @@ class ObjectStoreContract:
         assert await store.get_range("key", position=0, size_bytes=10) == b""
 
     async def test_race_to_create_has_one_winner(self, store, bucket: Bucket):
-        """Of many writers that require absence one wins, and its bytes are stored."""
+        """One of many writers that require absence wins, and its bytes are stored."""
         bodies = [f"writer {number}".encode() for number in range(self.racers)]
         results = await asyncio.gather(
             *(put(store, "key", body, condition=IfAbsent()) for body in bodies), return_exceptions=True
@@ -247,7 +247,7 @@ class ObjectStoreContract:
         assert [await asyncio.to_thread(bucket.read, "key")] == winners
 
     async def test_race_to_replace_has_one_winner(self, store, bucket: Bucket):
-        """Of many writers that replace the same version one wins, and its bytes are stored."""
+        """One of many writers that replace the same version wins, and its bytes are stored."""
         version = (await put(store, "key", b"before")).version
         bodies = [f"writer {number}".encode() for number in range(self.racers)]
         results = await asyncio.gather(
@@ -296,7 +296,7 @@ class ObjectStoreContract:
         assert bucket.read("key") is None
 
     async def test_deleted_object_can_be_created_again(self, store, bucket: Bucket):
-        """After a delete the key counts as absent, and its old version as gone."""
+        """The key counts as absent after a delete, and its old version as gone."""
         old = await put(store, "dir/key", b"old")
         await store.delete_many(["dir/key"])
         with pytest.raises(PreconditionFailed):
@@ -441,7 +441,7 @@ class ObjectStoreContract:
         await store.close()
 
     async def test_puts_leave_no_descriptor_open(self, store, slice_of):
-        """After many puts, good and bad, as many descriptors are open as before."""
+        """The number of open descriptors is the same before and after many PUTs, good and bad ones."""
         data = content(2 * MIB)
         body = slice_of(data)
         await store.put("key", body, crc32c=crc32c(data))
@@ -503,7 +503,7 @@ class JoinContract:
         assert keys == ["dir/joined"]
 
     async def test_large_sources_do_not_come_here(self, store):
-        """What the server copies is not counted as ours, and it is proven where the server says enough."""
+        """Bytes that the server copies do not count as ours. A join is proven if the server says enough."""
         parts = [content(6 * MIB, seed=number) for number in range(3)]
         whole = b"".join(parts)
         joined = await store.join("joined", await self._sources(store, parts), crc32c=crc32c(whole))
@@ -511,7 +511,7 @@ class JoinContract:
         assert joined.is_proven is self.proves_joins
 
     async def test_join_again_gives_the_same(self, store, bucket: Bucket):
-        """After a crash the same join is done once more, over what the first one left."""
+        """A join that is repeated after a crash gives the same object, over what the first one left."""
         parts = [content(6 * MIB, seed=number) for number in range(2)]
         sources, whole = await self._sources(store, parts), b"".join(parts)
         for _ in range(2):
@@ -519,7 +519,7 @@ class JoinContract:
         assert await asyncio.to_thread(bucket.read, "joined") == whole
 
     async def test_joined_object_can_be_a_source(self, store, bucket: Bucket):
-        """What was merged may be merged again."""
+        """A merged object may be merged again."""
         parts = [content(6 * MIB, seed=number) for number in range(3)]
         sources, whole = await self._sources(store, parts), b"".join(parts)
         two = b"".join(parts[:2])
@@ -530,7 +530,7 @@ class JoinContract:
 
     @pytest.mark.parametrize("size", [pytest.param(1000, id="small"), pytest.param(6 * MIB, id="large")])
     async def test_join_of_other_bytes_is_refused(self, store, bucket: Bucket, size: int):
-        """If other bytes than announced arrive nothing is stored, or the answer says that it is unknown."""
+        """Nothing is stored if other bytes than announced arrive, or the result is marked as unproven."""
         parts = [content(size, seed=number) for number in range(2)]
         sources, whole = await self._sources(store, parts), b"".join(parts)
         try:
@@ -671,7 +671,7 @@ class TwoOpeningsContract:
         assert (await store.get("counter"))[0] == (await other.get("counter"))[0] == b"20"
 
     async def test_version_of_before_anothers_write_is_refused(self, store, other):
-        """However lately this opening has asked for the object."""
+        """An old version is refused, however lately this opening has asked for the object."""
         old = await put(store, "key", b"first")
         assert (await other.head("key")).version == old.version
         await put(other, "key", b"by the other", condition=IfVersion(old.version))

@@ -1,5 +1,5 @@
 """
-What the retry table has besides for stores that send a large object in parts.
+The part of the retry table for stores that send a large object in parts.
 
 Parts store nothing: only the last request, which joins them, makes the object, and only it can be
 in doubt. A store's test class inherits this table together with `RetryTable`.
@@ -48,7 +48,7 @@ class PartsTable:
 
     @pytest.mark.parametrize("fault", [*BROKEN_UPLOADS, *LOST_ANSWERS])
     async def test_broken_part_is_retried(self, here, slice_of, fault):
-        """With whatever a part failed, all go up again, with a condition as well."""
+        """All parts are sent again after any fault of one, with a condition as well."""
         here.proxy.spoil(fault, where=self.is_part)
         await self._put_twice(here, slice_of(SEGMENT), fault)
 

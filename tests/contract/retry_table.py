@@ -203,7 +203,7 @@ class RetryTable:
     @pytest.mark.parametrize("case", REFUSALS)
     @pytest.mark.parametrize("operation", READS)
     async def test_refused_request_is_retried(self, here, operation, case):
-        """Whatever reads or deletes is asked again; and it is known whether the store asked for less."""
+        """Reads and deletes are sent again, and listeners hear whether the store throttled."""
         here.bucket.write("key", MANIFEST)
         store = await here.store()
         throttled = []
@@ -283,7 +283,11 @@ class RetryTable:
     @pytest.mark.parametrize("fault", LOST_ANSWERS)
     @pytest.mark.parametrize("is_reused", [False, True], ids=["new-connection", "reused-connection"])
     async def test_commit_whose_answer_is_lost_is_sent_once(self, here, fault, is_reused):
-        """It is raised with its outcome unknown, and no layer repeats it: it has won, and would then lose."""
+        """
+        The commit is raised with its outcome unknown.
+
+        No layer repeats it: it has won, and would then lose.
+        """
         here.bucket.write("key", b"warms a connection")
         store = await here.store(fault)
         if is_reused:

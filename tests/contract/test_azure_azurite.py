@@ -122,14 +122,14 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         assert bucket.read("key") is None
 
     async def test_blocks_of_an_unfinished_upload_are_in_no_listing(self, block_store, slice_of):
-        """What a cancelled upload leaves behind has no name."""
+        """The blocks that a cancelled upload leaves have no name."""
         data = content(10 * MIB)
         with pytest.raises(ChecksumRejected):
             await block_store.put("key", slice_of(data), crc32c=crc32c(data) ^ 1)
         assert (await block_store.list_page("")).objects == ()
 
     async def test_emulator_that_cannot_join_is_told_apart(self, store, bucket):
-        """Azurite does not know the request that copies a block, so the caller is told to send the bytes."""
+        """Azurite does not know the request that copies a block, so the caller sends the bytes itself."""
         await put(store, "source", b"content")
         sources = [JoinSource("source", 7, crc32c(b"content"))]
         assert await store.join("key", sources, crc32c=crc32c(b"content")) is None

@@ -56,7 +56,7 @@ class TestS3StoreWithMoto(ObjectStoreContract, JoinContract, MissingBucketContra
         await store.close()
 
     async def test_versions_and_locks_keep_what_is_deleted(self, store, bucket):
-        """They are told by the bucket; locks only of a bucket with versions."""
+        """The bucket reports versions, and locks only if it has versions."""
         client, name = bucket._client, bucket._bucket
         client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
         (versions,) = await store.kept_after_delete("key")

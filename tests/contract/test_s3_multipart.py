@@ -188,7 +188,7 @@ async def test_truncated_file_is_reported(store, bucket, client, prefix, slice_o
 
 
 async def test_failed_part_aborts_the_upload(store_at, endpoint, bucket, client, prefix, slice_of):  # noqa: PLR0917 - fixtures
-    """When the store fails one part, the error is raised and the others are given up."""
+    """The error of a part is raised, and the upload's other parts are given up."""
     async with fault_proxy(endpoint) as proxy:
         store = await store_at(proxy.url)
         proxy.spoil(Answer("503 Slow Down"), where=lambda each: "partNumber=2" in each.path)
@@ -227,7 +227,7 @@ async def sources(store):
 
 @pytest.mark.parametrize("where", ["x-amz-copy-source", "partNumber=2"])
 async def test_failed_part_aborts_the_join(store_at, endpoint, bucket, client, prefix, sources, where):  # noqa: PLR0917 - fixtures
-    """When the store fails to copy or to take a part, no object comes of it, and no part is left."""
+    """No object and no part is left if the store fails to copy or to take a part."""
     async with fault_proxy(endpoint) as proxy:
         store = await store_at(proxy.url)
         proxy.spoil(

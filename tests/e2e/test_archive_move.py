@@ -41,7 +41,7 @@ def in_a_directory(config: Path, root: Path) -> Path:
 
 # Long: several passes of a move beside a producer and two daemons.
 async def test_archive_moves_under_a_producer(kafka, write_kafka_config, objects, topic, tmp_path):
-    """What is read afterwards is what was written, record by record; the old bucket takes nothing more."""
+    """A later read gives what was written, record by record, and the old bucket takes nothing more."""
     old = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
     new = in_a_directory(old, tmp_path / "moved")
     await kafka.create_topic(topic, configs=SEGMENTS)

@@ -35,6 +35,7 @@ from tests.e2e.sample_topics import (
     consumed,
 )
 from tests.support.daemon import Daemon, run_command, s3_properties, write_config
+from tests.support.foreign_clients import read_go, read_records
 from tests.support.gateway_clients import run_tool
 from tests.support.kafka_messages import fetch_request, milliseconds
 from tests.support.processes import Server
@@ -188,8 +189,19 @@ async def test_java_consumer_reads_the_same_offsets(kafka, archive_of_samples, s
     assert [int(found) for found in re.findall(r"^Offset:(\d+)$", printed, re.MULTILINE)] == expected
 
 
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_client_in_go_reads_the_same_offsets(kafka, archive_of_samples, sample_objects, isolation):
+    """franz-go reads the archived part of a topic with transactions as Kafka's consumer reads the broker."""
+    archived = archived_manifest(sample_objects, TRANSACTIONS)
+    expected = [
+        one for one in await consumed(kafka, TRANSACTIONS, isolation) if one.offset < archived.next_offset
+    ]
+    read = await read_go(archive_of_samples.bootstrap, TRANSACTIONS, isolation, len(expected))
+    assert read == read_records(expected)
+
+
 async def test_seeks_and_times_are_found(kafka, archive_of_samples, sample_objects):
-    """From any offset, and from any time, as the broker finds it; and the ends are the archive's."""
+    """Any offset and any time is found as the broker finds it, and the ends are those of the archive."""
     topic = codec_topic("lz4")
     partition = ClientPartition(topic, 0)
     manifest = archived_manifest(sample_objects, topic)

@@ -192,7 +192,7 @@ async def _everything(behind):
 
 @pytest.mark.parametrize("principal", RULES)
 async def test_every_answer_is_the_brokers(matrix, principal):
-    """Only a principal that may read the trimmed topic is told anything that the broker does not tell."""
+    """Only a principal that may read the trimmed topic gets anything that the broker does not give."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(port)) for port in matrix.ports]
         for client in clients:
@@ -220,7 +220,7 @@ async def test_every_answer_is_the_brokers(matrix, principal):
 
 
 async def test_reader_whose_rule_is_removed_reads_no_further(matrix):
-    """On its open connection too, whatever was prepared for its next Fetch."""
+    """A reader loses access on its open connection too, even if its next Fetch was prepared."""
     cluster = matrix.behind.cluster
     async with AsyncExitStack() as stack:
         direct, through = [await stack.enter_async_context(connected(port)) for port in matrix.ports]

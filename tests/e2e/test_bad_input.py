@@ -200,7 +200,7 @@ def test_directory_that_vanishes_during_scans_is_survived(log_dir, write, tmp_pa
 
 
 async def test_damaged_segment_beside_a_broker_is_quarantined(kafka, write_kafka_config, topic):
-    """What comes before a damaged segment is archived, nothing is trimmed, and the status page says why."""
+    """Segments before a damaged one are archived, nothing is trimmed, and the error names the file."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, [b"v" * 100_000] * 45, max_batch_size=200_000)
     directory = kafka.log_dir() / f"{topic}-0"

@@ -1,4 +1,4 @@
-"""Three brokers: who archives while leaders move, topics come and go, a host stalls, or files are lost."""
+"""Three brokers: archiving while leaders move, topics come and go, a host stalls, or files are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On three brokers: retention that deletes while the store is away, with pins and without."""
+"""Three brokers: retention that deletes while the store is away, with pins and without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ def names_of_others(log_dir: Path, topic: str) -> set[str]:
 async def test_retention_during_an_outage_loses_nothing_with_pins(
     brokers, seaweedfs, daemons_of, objects, topic
 ):
-    """What the broker deletes while the store is away is archived later, from pins, across a restart."""
+    """
+    Segments that the broker deletes while the store is away are archived later from pins.
+
+    A daemon's restart changes nothing.
+    """
     log_dir = brokers.log_dir(1)
     others = names_of_others(log_dir, topic)
     limits = {"retention.ms": "5000"}
@@ -81,7 +85,7 @@ async def test_retention_during_an_outage_loses_nothing_with_pins(
 async def test_retention_during_an_outage_leaves_recorded_gaps_without_pins(
     brokers, seaweedfs, daemons_of, objects, topic
 ):
-    """Without pins what the broker deleted is a gap: in the manifest, the metrics and each reader's way."""
+    """Records that the broker deleted are a gap in the manifest, in the metrics and for each reader."""
     # By bytes, so that what follows the gap stays until it is archived.
     limits = {"retention.bytes": str(2 << 20)}
     await brokers.create_topic(topic, replicas=[[1]], configs=SEGMENTS)

@@ -1,4 +1,4 @@
-"""On three brokers, with producers running throughout: trouble of every kind, and each record once."""
+"""Three brokers with producers running throughout: trouble of every kind, and each record once."""
 
 # Long: three brokers, and a minute of producing under faults of every kind.
 
@@ -177,7 +177,7 @@ def lost(writer: Writer, found: list[tuple[int, bytes]]) -> list[tuple[int, int]
 async def test_every_acknowledged_record_is_read_once_after_a_storm(
     brokers, seaweedfs, daemons_of, objects, topic
 ):
-    """Whatever happens to brokers, daemons and store, archive and local log hold each record once."""
+    """Archive and local log hold each record once, whatever happens to brokers, daemons and store."""
     unsafe = f"{topic}-unsafe"
     await brokers.create_topic(topic, replicas=_PLACES, configs=_SAFE)
     await brokers.create_topic(unsafe, replicas=[[1, 2]], configs=_UNSAFE)

@@ -1,4 +1,4 @@
-"""On three brokers: an unclean leader election, after which the archive follows the new leader's log."""
+"""Three brokers: an unclean leader election, after which the archive follows the new leader's log."""
 
 # Long: each test lets a broker die and another one lead, and waits for real segments to be uploaded.
 

@@ -1,4 +1,4 @@
-"""On three brokers: what is uploaded when no segment closes, and what an open transaction holds back."""
+"""Three brokers: what is uploaded when no segment closes, and what an open transaction holds back."""
 
 # Long: three brokers, and a daemon beside each.
 
@@ -33,7 +33,7 @@ def values(count: int) -> list[bytes]:
 
 
 async def test_idle_timeout_uploads_the_stable_part_of_an_active_segment(brokers, daemons_of, objects, topic):
-    """What waits in an active segment is archived within the interval, and later uploads go on from there."""
+    """The active segment is archived within the interval, and later uploads go on from there."""
     await brokers.create_topic(topic, replicas=[[1, 2, 3], [2, 3, 1]], configs=SEGMENTS)
     daemons = daemons_of(topic, **_INTERVAL)
     daemons.launch()
@@ -94,7 +94,11 @@ async def test_segment_that_went_in_parts_is_trimmed_when_it_closes(brokers, dae
 
 
 async def test_open_transaction_holds_its_partition_back_and_says_so(brokers, daemons_of, objects, topic):
-    """Up to an open transaction all is archived, past it nothing; metric, page and command show why."""
+    """
+    Records before an open transaction are archived, and none after its start.
+
+    Metric, status page and command name the transaction.
+    """
     await brokers.create_topic(topic, replicas=[[1, 2, 3]], configs=SEGMENTS)
     daemons = daemons_of(topic, **_INTERVAL)
     daemons.launch()

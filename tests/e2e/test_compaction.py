@@ -94,7 +94,7 @@ async def as_the_broker_gives(behind, topic, isolation, next_offset):
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
 async def test_archive_gives_what_the_broker_gives(behind, config_of, objects, topic, policy):
-    """After each run of the cleaner the archived records are the broker's, in both isolation levels."""
+    """The archived records are the broker's after each run of the cleaner, in both isolation levels."""
     await create(behind.cluster, topic, policy)
     config = config_of(topic)
     await write(behind, topic, seed=1)
@@ -124,7 +124,7 @@ async def test_archive_gives_what_the_broker_gives(behind, config_of, objects, t
 
 
 async def test_compacted_segments_are_trimmed_and_still_read(behind, config_of, objects, topic, tmp_path):
-    """With `compact,delete`, what is trimmed after its compaction reads through the gateway as before."""
+    """Compacted segments of a `compact,delete` topic read as before through the gateway once trimmed."""
     await create(behind.cluster, topic, "compact,delete")
     keep = config_of(topic)
     await write(behind, topic, seed=1)

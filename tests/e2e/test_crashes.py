@@ -84,7 +84,7 @@ def moment_of(event) -> datetime:
 # Long: twenty processes are killed.
 @pytest.mark.timeout(900)
 def test_twenty_kills_during_uploads_lose_and_double_nothing(tmp_path):
-    """Whenever the process is killed, the archive is a sound prefix; the next runs complete it."""
+    """The archive is a sound prefix whenever the process is killed, and the next runs complete it."""
     log_dir, archive = tmp_path / "logs", tmp_path / "archive"
     archive.mkdir()
     directories = {

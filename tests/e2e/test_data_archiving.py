@@ -17,7 +17,7 @@ _PACE = {"cloud_storage_housekeeping_interval_ms": "500ms", "archive_delete_dela
 
 
 async def test_topic_that_is_only_written_comes_back(kafka, fresh, write_kafka_config, objects, topic):
-    """Its local log is left to the broker, and a fresh one gets every archived record at its offset."""
+    """The broker keeps the local log, and a fresh broker gets every archived record at its offset."""
     config = write_kafka_config(topics={topic: _WRITE_ONLY})
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)

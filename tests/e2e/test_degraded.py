@@ -199,7 +199,7 @@ async def test_full_disk_of_one_broker_holds_producers_of_both_back_until_it_has
 async def test_daemons_that_were_killed_while_producers_were_held_back_let_them_go(
     pair, disk, daemons, objects, topic
 ):
-    """What was lowered is in the bucket, so daemons that start on a disk with room put it back."""
+    """The record of lowered quotas is in the bucket, so a new daemon on a disk with room restores them."""
     await pair.create_topic(topic, replicas=[[1]])
     daemons.launch()
     disk.fill()
@@ -231,7 +231,7 @@ async def test_quota_that_an_operator_sets_while_producers_are_held_back_stays(p
 
 
 async def test_ballast_goes_when_the_disk_is_degraded_and_comes_back_with_the_room(pair, disk, daemons):
-    """It gives its bytes back to the broker's disk, and is made again once that is all right with it."""
+    """The ballast gives its bytes back to the broker's disk, and is made again once the disk has room."""
     path = disk.root / "ballast"
     daemons.change(
         1,

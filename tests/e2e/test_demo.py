@@ -22,7 +22,7 @@ _ORDERS = TopicPartition("orders", 0)
 
 
 def test_demo_verifies_and_leaves_an_archive_behind(tmp_path, monkeypatch):
-    """It ends well, says what it verified, and what it leaves can be looked at as it says."""
+    """The demo ends well, says what it verified, and leaves an archive that can be inspected as it says."""
     directory = tmp_path / "demo"
     output = run_well(
         "demo", "--config", str(_EMBEDDED), "--directory", str(directory), "--seconds", "4"

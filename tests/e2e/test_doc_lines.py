@@ -160,7 +160,7 @@ AT_THE_END = [line for line in TO_RUN if line.startswith("tieringd archive move"
 
 @pytest.mark.parametrize("line", [*(line for line in TO_RUN if line not in AT_THE_END), *AT_THE_END])
 def test_line_runs(line, live, monkeypatch):
-    """It exits 0, and prints no traceback."""
+    """The line exits 0, and prints no traceback."""
     daemon, path, new = live
     monkeypatch.setenv("TIERINGD_CONFIG", str(path))
     text = filled(line, path, new)

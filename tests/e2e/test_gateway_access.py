@@ -178,7 +178,7 @@ async def test_user_that_may_only_describe_gets_no_record(guarded, offset):
 
 @pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
 async def test_librdkafka_is_told_that_it_may_not_read(guarded, offset):
-    """Whether the offset is archived or the broker's."""
+    """The client librdkafka gets the error for an offset of the archive, and for one of the broker."""
     error = await asyncio.to_thread(_first_of_librdkafka, guarded, guarded.login("describer"), offset)
     assert error == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
 
@@ -350,7 +350,7 @@ async def test_doctor_reads_the_permissions_that_the_broker_lists(guarded, tmp_p
 
 async def test_daemon_needs_just_these_rules(guarded, tmp_path, seaweedfs):
     """
-    With four rules a daemon archives and trims; `doctor` names what is missing without any one of them.
+    Four rules let a daemon archive and trim, and `doctor` names what is missing without any one of them.
 
     Kafka takes DELETE for DESCRIBE as well, and ALTER_CONFIGS for DESCRIBE_CONFIGS. Other topics stay hidden.
     """

@@ -39,7 +39,11 @@ def store_config(seaweedfs, prefix, tmp_path):
 
 # Long: the store stays away for longer than its requests' retries.
 def test_store_outage_is_said_and_caught_up(store_config, seaweedfs, objects, topic, tmp_path):
-    """Without its store the daemon lives and says so; with the store back it uploads what has waited."""
+    """
+    The daemon lives and reports a fault while its store is away.
+
+    It uploads what waits once the store is back.
+    """
     directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=1)
     with running_daemon(store_config) as daemon:
         daemon.until_next_offset(topic, RECORDS)
@@ -91,7 +95,11 @@ def test_daemon_starts_while_its_store_is_silent(store_config, seaweedfs, object
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_broker_restart_is_said_and_caught_up(kafka, write_kafka_config, objects, topic, end):
-    """While the broker is away the daemon says so; with the broker back it archives under the new epoch."""
+    """
+    The daemon reports that the broker is away.
+
+    Once the broker is back, it archives under the new epoch.
+    """
     await kafka.create_topic(topic, configs=SEGMENTS)
     path = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
     directory = kafka.log_dir() / f"{topic}-0"

@@ -51,7 +51,7 @@ async def test_read_gives_the_whole_log_after_a_trim(kafka, config, topic, isola
 
 
 async def test_offsets_between_archive_and_broker_are_told(kafka, config, topic):
-    """What the broker deleted before it was copied is no silent hole."""
+    """Records that the broker deleted before they were copied are a reported gap."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)
     assert run_command("run", "--once", "--config", str(config)).returncode == 0
@@ -65,7 +65,7 @@ async def test_offsets_between_archive_and_broker_are_told(kafka, config, topic)
 
 
 async def test_read_without_its_broker_reads_the_archive(kafka, config, topic, objects, tmp_path):
-    """It says that the log goes on elsewhere, and ends well."""
+    """The command says that the log goes on elsewhere, and ends well."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)
     assert run_command("run", "--once", "--config", str(config)).returncode == 0
@@ -114,7 +114,7 @@ async def test_follow_goes_on_with_what_is_produced(kafka, config, topic):
 
 
 async def test_topic_that_was_created_again_is_not_the_archive_s_tail(kafka, config, topic, objects):
-    """Its offsets begin anew, and would look as if they went on."""
+    """The new topic's offsets begin anew, and would look as if they went on."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, _VALUES[:13], max_batch_size=200_000)
     assert run_command("run", "--once", "--config", str(config)).returncode == 0

@@ -134,7 +134,7 @@ def aged(tmp_path, topic):
 
 
 async def test_librdkafka_consumer_goes_on_after_the_next_leader(fresh, aged):
-    """What it read and committed before the broker restarts is no truncated log to it, nor is it stale."""
+    """The consumer's position from before the restart is neither a truncated log to it, nor stale."""
     await recovered(fresh, aged.config, aged.topic)
 
     def opened(offset):
@@ -199,7 +199,11 @@ async def test_aiokafka_consumer_goes_on_after_the_next_leader(fresh, aged):
 
 
 async def test_java_consumer_goes_on_after_the_next_leader(fresh, aged):
-    """While it runs: a position under an epoch that the new cluster does not know would be reset."""
+    """
+    A running Java consumer reads on after the next election: its position has an epoch that is known.
+
+    A position under an unknown epoch would be reset.
+    """
     await recovered(fresh, aged.config, aged.topic)
     process = await asyncio.create_subprocess_exec(
         *fresh.broker.command(

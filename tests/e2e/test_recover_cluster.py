@@ -152,7 +152,7 @@ async def mark_of(target, topic):
 
 
 async def test_killed_recovery_goes_on_where_it_ended(target, large, topic):
-    """However often it is killed, at whatever moment: each record is there once, in its order."""
+    """Each record is there once, in its order, however often and whenever the recovery is killed."""
     config, values = large
     arguments = ("recover", "cluster", "--topics", topic.replace(".", r"\."), "--config", str(config))
     total = _BATCHES * _PER_BATCH
@@ -208,7 +208,7 @@ async def test_topic_that_is_not_ours_is_left_alone(target, large, topic):
 
 
 async def test_topic_that_was_deleted_since_is_written_anew(target, large, topic):
-    """What an earlier topic of that name had is not taken for what this one has."""
+    """The marks of an earlier topic of that name do not count for the new one."""
     config, values = large
     pattern = topic.replace(".", r"\.")
     recover(config, pattern)
@@ -219,7 +219,7 @@ async def test_topic_that_was_deleted_since_is_written_anew(target, large, topic
 
 
 def test_cluster_that_cannot_be_reached_is_said(samples, target, tmp_path):
-    """With its address; nothing was read or written."""
+    """The error names the address of the cluster, and nothing is read or written."""
     config = yaml.safe_load(config_for(target, samples.config, tmp_path / "t.yaml").read_text())
     config["broker"]["bootstrap"] = ["127.0.0.1:1"]
     path = write_config(tmp_path / "unreachable.yaml", config)

@@ -69,7 +69,7 @@ def reload_silently(daemon) -> None:
 
 
 def test_reload_says_what_needs_a_restart(config):
-    """It changes nothing meanwhile."""
+    """The reload changes nothing meanwhile."""
     with running_daemon(config) as daemon:
         rewrite(config, cloud_storage_max_connections=7)
         reload(daemon)
@@ -80,7 +80,7 @@ def test_reload_says_what_needs_a_restart(config):
 
 
 def test_reload_of_a_wrong_file_keeps_the_configuration_in_use(config):
-    """Every fault of it is said, and the daemon goes on as before."""
+    """The log has every fault of the file, and the daemon goes on as before."""
     with running_daemon(config) as daemon:
         good = config.read_text()
         config.write_text(f"{good}\ncloud_storage_bukket: x\ncloud_storage_max_connections: none\n")
@@ -98,7 +98,11 @@ def test_reload_of_a_wrong_file_keeps_the_configuration_in_use(config):
 
 
 def test_request_with_the_admin_token_reloads(config):
-    """As SIGHUP does; a request without the token changes nothing, and the log does not show the token."""
+    """
+    A request with the admin token reloads as SIGHUP does, and one without it changes nothing.
+
+    The log does not show the token.
+    """
     rewrite(config, admin={"port": 0, "token": "hush-admin_token"})
     with running_daemon(config) as daemon:
         daemon.until_rounds(1)

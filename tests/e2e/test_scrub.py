@@ -1,4 +1,4 @@
-"""A damaged bucket of a real S3 server: every planted fault is found and mended, and nothing else is said."""
+"""A damaged bucket of a real S3 server: every planted fault is found and mended, and no other is reported."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_planted_fault_is_found_and_mended(config, objects):
 
 @pytest.mark.leaves_damage("the orphan is back in its place, and its grace ends within a second")
 def test_orphan_goes_into_quarantine_and_back(config, objects):
-    """It is copied by the server, leaves its place, and the undo gives the same bytes."""
+    """The server copies the orphan, which leaves its place. The undo gives the same bytes."""
     manifest = archived_manifest(objects, "orders")
     named = segment_keys(manifest)
     key = left_behind(objects, manifest)
@@ -108,7 +108,7 @@ def test_orphan_goes_into_quarantine_and_back(config, objects):
 
 
 def test_directory_store_beside_a_running_daemon(tmp_path):
-    """On a directory as the bucket, a scrub beside a daemon that uploads says nothing of what goes on."""
+    """A scrub of a directory store finds nothing while a daemon uploads to it."""
     (tmp_path / "archive").mkdir()
     write_partition(tmp_path / "logs", "orders-0", segments=SEGMENTS)
     properties = directory_config([tmp_path / "logs"], tmp_path / "archive", tmp_path / "state")

@@ -104,7 +104,7 @@ def test_second_signal_does_not_wait(write, freeze, seaweedfs, archived, second_
 
 
 def test_deadline_ends_a_stop_that_cannot_finish(write, freeze, seaweedfs):
-    """When the store does not answer, stopping ends at shutdown_timeout_ms, with exit 0."""
+    """A stop ends at `shutdown_timeout_ms` with exit 0 if the store does not answer."""
     path = write(shutdown_timeout_ms=300)
     with running_daemon(path) as daemon:
         freeze(daemon)
@@ -118,7 +118,7 @@ def test_deadline_ends_a_stop_that_cannot_finish(write, freeze, seaweedfs):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_idle_daemon_stops_at_once(write, topic, number):
-    """With nothing in hand a signal ends the daemon with exit 0."""
+    """A signal ends a daemon without work at once, with exit 0."""
     with running_daemon(write()) as daemon:
         daemon.until_next_offset(topic, RECORDS)
         daemon.send_signal(number)
@@ -127,7 +127,7 @@ def test_idle_daemon_stops_at_once(write, topic, number):
 
 
 def test_sigterm_ends_a_single_pass_after_the_segments_in_hand(write, seaweedfs, objects, topic, directory):
-    """A pass that is told to stop commits what it is in and says that something is left."""
+    """A pass that gets SIGTERM commits the segments in hand, and says that something is left."""
     add_segments(directory, segments=300, value_bytes=2_000)
     path = write()
     daemon = Daemon(path, path.with_suffix(".log"), "--once")

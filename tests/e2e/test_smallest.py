@@ -50,7 +50,7 @@ def test_run_once_twice_uploads_everything_once(tmp_path, archive, config):
 
 
 def test_directory_is_trimmed_by_unlinking_what_is_durable(tmp_path, archive):
-    """Without a broker, durable segments past the local target are unlinked, and the archive has them."""
+    """Durable segments past the local target are unlinked without a broker, and the archive has them."""
     directory = write_partition(tmp_path / "logs", "orders-0", segments=5)
     closed = closed_segments(directory)
     config = directory_config(

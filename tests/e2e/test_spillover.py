@@ -94,7 +94,7 @@ def until_deleted(daemon, objects, topic):
 
 # Long: one history goes through a broker, S3, the gateway, a restore and deletions.
 async def test_history_beyond_its_manifest(behind, fresh, config_of, objects, topic):
-    """Clients, `read`, the gateway and `recover` find what is spilled; what is let go of is really gone."""
+    """Clients, `read`, the gateway and `recover` find spilled segments. Expired ones are really gone."""
     cluster, through = behind.cluster, Through(behind.bootstrap)
     before = await filled(cluster, topic)
     assert len(before) == _RECORDS

@@ -25,7 +25,7 @@ def file_bytes(kafka, topic) -> int:
 
 
 async def test_commands_tell_where_the_bytes_of_a_topic_are(kafka, config, objects, topic):
-    """After a trim `explain`, `describe-storage` and `logdirs` agree with the files and the manifest."""
+    """`explain`, `describe-storage` and `logdirs` agree with the files and the manifest after a trim."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     directory = kafka.log_dir() / f"{topic}-0"
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)

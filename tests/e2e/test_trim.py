@@ -59,7 +59,7 @@ async def log_start_offset(kafka, topic) -> int:
 
 
 async def test_trim_moves_the_log_start_and_leaves_no_gap(kafka, config, objects, topic):
-    """Past the local target the broker lets go of what is archived, and both together hold every offset."""
+    """The broker drops archived segments past the local target, and both tiers together hold every offset."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     directory = directory_of(kafka, topic)
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)
@@ -95,7 +95,7 @@ async def test_trim_moves_the_log_start_and_leaves_no_gap(kafka, config, objects
 
 
 async def test_nothing_is_trimmed_while_the_store_is_away(kafka, seaweedfs, config, objects, topic):
-    """Without its store a daemon trims nothing, however far past the target; with it back, it does."""
+    """A daemon trims nothing while its store is away, however far past the target. It does later."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     directory = directory_of(kafka, topic)
     with running_daemon(config) as daemon:

@@ -48,10 +48,10 @@ def config_of(seaweedfs, prefix, tmp_path):
 
 def test_second_writer_is_fenced_and_names_the_first(config_of, objects, topic, tmp_path):
     """
-    Of two daemons under one leader epoch one goes on; the other stops and names the writer.
+    One of two daemons under one leader epoch goes on. The other stops and names the writer.
 
-    The first commit of another process is taken over: it may be the last one of a process that has ended.
-    The second one of the same process is not. So of three commits in any order one fences.
+    The first commit of another process is taken over: it may be the last one of a process that has ended. The
+    second one of the same process is not. So one of three commits fences, in any order.
     """
     directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=2)
     with ExitStack() as running:

@@ -115,7 +115,7 @@ def test_disk_that_is_not_mounted_at_a_start(disk, partition, tmp_path):
 
 
 def test_disk_that_is_unmounted_under_a_daemon(disk, partition, tmp_path):
-    """It says so, trims nothing, and goes on by itself when the disk is mounted again."""
+    """The daemon reports the missing disk, trims nothing, and goes on by itself once it is mounted again."""
     config = config_in(tmp_path, disk.mount_point / "below")
     write(partition, 0, 12, 24)
     with running_daemon(config) as daemon:

@@ -379,7 +379,7 @@ class LogWriter:
 
 
 def leads_from(writer: LogWriter, divergence: int) -> None:
-    """The broker of *writer* lacks what comes after *divergence*, leads, and has let go of what is before."""
+    """The broker of *writer* leads, lacks what comes after *divergence*, and has deleted what is before."""
     writer.truncate(divergence)
     writer.begin_epoch(1)
     if writer.bases[-1] != divergence:

@@ -464,7 +464,11 @@ def from_absent(values):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{next(iter(case.fires))}")
 def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
-    """With its labels and its text, also for what came before the first scrape; a near miss is none."""
+    """
+    An alert fires with its labels and its text, also for what came before the first scrape.
+
+    A near miss fires none.
+    """
     tests = [promtool_test(case, case.fires, [expected_of(case)]), promtool_test(case, case.quiet, [])]
     if (absent := from_absent(case.fires)) is not None:
         tests.append(promtool_test(case, absent, [expected_of(case)]))
@@ -472,7 +476,7 @@ def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
 
 
 def test_every_counter_of_an_alert_is_also_tried_from_absent_series():
-    """Otherwise the first event, which is the one that matters, could be the one that no rule sees."""
+    """The first event of a counter is the one that matters, and a rule could miss it."""
     tried = {case.alert for case in CASES if from_absent(case.fires)}
     assert tried == {name for name, rule in rules().items() if "increase(" in rule["expr"]}
 
@@ -506,7 +510,7 @@ def test_daemon_that_is_killed_leaves_one_alert(tmp_path):
 
 
 def test_prometheus_that_scrapes_no_daemon_says_so(tmp_path):
-    """Without any series there is one alert; one daemon that is down is not the same."""
+    """A Prometheus without any series has one alert, and one with a daemon that is down has none of these."""
     rule = rules()["TieringdAbsent"]
     alert = {"exp_labels": rule["labels"] | {"job": "tieringd"}, "exp_annotations": rule["annotations"]}
     tests = [
@@ -533,7 +537,7 @@ def exported() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("rule", rules().values(), ids=lambda rule: rule["alert"])
 def test_alert_asks_for_metrics_that_are_exported(rule):
-    """By their names, with the labels that its text shows; a renamed metric would be a silent alert."""
+    """An alert asks for exported metrics with the labels in its text. A renamed metric would silence it."""
     known = exported() | {name: set() for name in PLAIN_METRICS}
     asked = set(re.findall(r"\b(?:tieringd_[a-z_]+|process_[a-z_]+|up\b)", rule["expr"]))
     assert asked
@@ -559,7 +563,7 @@ def sections() -> dict[str, str]:
 
 
 def test_runbook_has_a_section_for_each_alert_in_order():
-    """It has no section for an alert that is gone. The link of each rule leads to its own section."""
+    """The runbook has no section for an alert that is gone, and each rule links to its own section."""
     assert list(sections()) == list(rules())
     for name, rule in rules().items():
         assert rule["annotations"]["runbook_url"].endswith(f"/runbook.md#{name.lower()}")

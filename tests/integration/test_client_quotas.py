@@ -41,7 +41,7 @@ async def until_quotas(broker, expected, *, seconds=60) -> None:
 
 
 async def test_node_id_is_the_one_of_the_broker_beside_us(kafka, broker):
-    """It is found by the address among bootstrap."""
+    """The broker's id is found by its address among bootstrap."""
     assert await broker.node_id() == kafka.broker.node_id
 
 
@@ -68,7 +68,7 @@ async def test_change_leaves_all_other_quotas(broker):
 
 
 async def test_quota_that_kafka_does_not_take_is_an_error_that_names_whom_it_is_for(broker):
-    """An answer without an error on the whole still tells of each entity."""
+    """An answer without an error on the whole still has an error for each entity."""
     with pytest.raises(BrokerDenied, match=r"to set the quota of user alice: INVALID_REQUEST"):
         await broker.alter_client_quotas({ALICE: {"no_such_quota": 1.0}})
     assert await broker.client_quotas() == {}
@@ -107,7 +107,7 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
 
 
 async def test_user_without_rights_is_told_which_ones_it_needs(guarded):
-    """Neither looking nor setting is allowed, and the error says what to grant."""
+    """Reading and setting quotas are refused, and the error says what to grant."""
     broker = KafkaBroker(
         KafkaSettings(
             (f"127.0.0.1:{guarded.broker.listener_ports['GUARDED']}",),
@@ -128,7 +128,7 @@ async def test_user_without_rights_is_told_which_ones_it_needs(guarded):
 
 
 async def test_quotas_of_a_broker_that_is_away_are_unavailable():
-    """It may come back: nothing is decided by it."""
+    """The broker may come back, so nothing is decided by its absence."""
     broker = KafkaBroker(KafkaSettings(("127.0.0.1:1",), node_id=1))
     with pytest.raises(BrokerUnavailable):
         await broker.client_quotas()

@@ -108,7 +108,7 @@ def filled(expression):
 
 @pytest.mark.parametrize(("board", "title", "expression"), PANELS)
 def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
-    """None fails and none is empty, and each asks for what is exported, by its own labels."""
+    """Each query asks for exported metrics by their own labels, does not fail, and is not empty."""
     known = labels_by_name()
     asked = re.findall(r"\b((?:tieringd|process|vectorized)_[a-z_]+)", expression)
     assert asked
@@ -121,7 +121,7 @@ def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
 
 
 def test_gateway_board_tells_who_reads_what(prometheus):
-    """Its panels by principal name the principal, the client and where its records came from."""
+    """The panels by principal name the principal, the client, and the source of its records."""
     panels = next(one for one in BOARDS if one.name == "gateway").panels
     by_title = {one.title: filled(one.queries[0].text) for one in panels}
     who = {"principal": "User:ANONYMOUS"}
@@ -150,13 +150,13 @@ def test_variable_has_values(prometheus, path):
 
 
 def test_files_are_what_the_definition_says():
-    """They are generated: `make dashboards` writes them."""
+    """The files are generated: `make dashboards` writes them."""
     assert {path.stem: path.read_text() for path in FILES} == {one.name: rendered(one) for one in BOARDS}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_dashboard_keeps_to_grafanas_schema(path):
-    """What the models that are made from Grafana's schema read from it is all that is in it."""
+    """The models made from Grafana's schema read all that the dashboard has."""
     document = json.loads(path.read_text())
     again = JSONEncoder(sort_keys=True, indent=2).encode(Dashboard.from_json(document))
     assert json.loads(again) == document

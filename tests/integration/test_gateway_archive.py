@@ -119,7 +119,7 @@ async def test_aborted_transactions_of_the_archive_are_not_seen(trimmed, archive
 
 
 async def test_archive_that_knows_nothing_changes_nothing(trimmed):
-    """Without an archive the client gets the broker's own answer: the offset is out of range."""
+    """A client without an archive gets the broker's own answer: the offset is out of range."""
     async with trimmed.behind.gateway() as server, connected(trimmed.behind.port) as client:
         answer = await client.ask(fetch_request(12, {"plain": {0: {"fetch_offset": 0}}}))
         assert answer.responses[0].partitions[0].error_code == ErrorCode.offset_out_of_range
@@ -212,7 +212,7 @@ async def test_offsets_are_listed_as_of_one_log(trimmed, archive, version):
 @pytest.mark.parametrize("version", [5, 10])
 @pytest.mark.parametrize("rest", [bytes(3), b"xyz"])
 async def test_bytes_after_a_request_are_ignored_as_the_broker_ignores_them(trimmed, archive, version, rest):
-    """For the broker alone, and for the gateway, which reads the request too. librdkafka sends some."""
+    """Bytes after a request are ignored by the broker, and by the gateway. librdkafka sends some."""
     own = int(trimmed.behind.cluster.bootstrap.rpartition(":")[2])
     for port, earliest in ((own, CUT), (trimmed.behind.port, 0)):
         async with connected(port) as client:
@@ -224,7 +224,7 @@ async def test_bytes_after_a_request_are_ignored_as_the_broker_ignores_them(trim
 
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_log_dirs_gain_a_row_for_the_bucket(trimmed, archive, version):
-    """The broker's own rows stay, and only partitions that were asked for are told."""
+    """The broker's own rows stay, and only partitions that were asked for are in the answer."""
     module = request_module(35, version)
     asked = module.DescribableLogDirTopic(topic="plain", partitions=(0,))
     async with connected(trimmed.behind.port) as client:

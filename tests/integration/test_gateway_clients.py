@@ -1,4 +1,4 @@
-"""On a real broker, unmodified clients do through the gateway what they do directly."""
+"""Unmodified clients of a real broker do through the gateway what they do directly."""
 
 from __future__ import annotations
 

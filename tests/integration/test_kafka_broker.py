@@ -153,7 +153,7 @@ async def test_led_partitions_without_a_known_node_id_is_denied(kafka, topic):
 
 
 async def test_log_bounds_of_plain_records_end_at_the_high_watermark(kafka, broker, topic):
-    """Without transactions, everything up to the high watermark is stable."""
+    """Records without transactions are stable up to the high watermark."""
     await kafka.create_topic(topic, partitions=2)
     await kafka.produce(topic, [b"a", b"b", b"c"], partition=1)
 
@@ -335,7 +335,7 @@ async def test_scan_finds_what_the_broker_leads(kafka, broker, topic):
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_broker_restart_is_survived_by_the_same_client(kafka, broker, topic, end):
-    """While the broker is away calls say so; when it is back the same client works again."""
+    """Calls fail while the broker is away, and the same client works again when it is back."""
     await kafka.create_topic(topic)
     await kafka.produce(topic, [b"a"])
     log = await local_log(kafka, topic)
@@ -379,7 +379,7 @@ async def test_broker_that_hangs_is_unavailable_within_the_request_timeout(kafka
 
 
 async def test_connection_that_fell_silent_is_replaced(kafka):
-    """After a timeout the next call opens a new connection, for the old one may never speak again."""
+    """The next call after a timeout opens a new connection, because the old one may stay silent."""
     silent: list[bool] = []
     served: list[asyncio.Task[None]] = []
 
@@ -470,7 +470,7 @@ async def test_hidden_topic_settings_are_denied(guarded, reader, topic):
 
 
 async def test_unreachable_bootstrap_names_every_address():
-    """When no address answers the error names each of them."""
+    """The error names every address if none answers."""
     with socket.socket() as first, socket.socket() as second:
         addresses = []
         for each in (first, second):

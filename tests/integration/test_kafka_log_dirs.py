@@ -1,4 +1,4 @@
-"""What real brokers tell of their log directories, and what is said of those that do not."""
+"""Log directories as real brokers report them, and the errors of brokers that do not."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_broker_that_does_not_answer_is_an_error_beside_the_others(cluster
 
 
 async def test_broker_that_refuses_says_so(cluster):
-    """Without the ACL DESCRIBE on the cluster the answer is an error, and not an empty disk."""
+    """An error and not an empty disk is the answer without the ACL DESCRIBE on the cluster."""
     port = cluster.brokers[0].listener_ports["GUARDED"]
     settings = KafkaSettings(
         (f"127.0.0.1:{port}",),

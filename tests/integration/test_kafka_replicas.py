@@ -112,7 +112,7 @@ async def test_partition_count_is_that_of_the_cluster_and_not_of_the_disk(cluste
 
 
 async def test_directory_that_is_no_replica_any_more_is_left_out(cluster, clients, topic):
-    """What another broker holds is not this one's, though its directory may still lie here."""
+    """A partition on another broker is not this one's, though its directory may still lie here."""
     await cluster.create_topic(topic, replicas=[[2], [1]])
     (elsewhere,) = await directories(cluster, 2, topic, 1)
     (here,) = await directories(cluster, 1, topic, 1)
@@ -161,7 +161,7 @@ async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none
 
 
 async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, clients, topic):
-    """When the leader dies, the next leader sees that and since when; the returned broker follows."""
+    """A follower becomes leader under a higher epoch when the leader dies. The returned broker follows."""
     await cluster.create_topic(topic, replicas=[[2, 1, 3]])
     await cluster.produce(topic, [b"a", b"b"], acks="all")
     name = TopicPartition(topic, 0)

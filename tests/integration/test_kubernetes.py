@@ -79,7 +79,7 @@ def pod_environ(overlay: str, template: dict) -> dict[str, str]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_resources_keep_to_the_schemas_of_the_api(overlay, version):
-    """With no field that the API does not know; the Prometheus Operator's own kind is not in its schemas."""
+    """Resources have no field that the API does not know, apart from the Prometheus Operator's own kind."""
     for resource in RENDERED[overlay]:
         if resource["kind"] != "PodMonitor":
             kubernetes_validate.validate(resource, version, strict=True)
@@ -111,7 +111,7 @@ def test_nothing_of_it_can_take_the_broker_out_of_service(overlay):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_prometheus_and_the_policy_select_the_pods(overlay):
-    """By a label that the pods have, and a port that the container has, on which the admin page listens."""
+    """Selectors name a label of the pods and a port of the container, on which the admin page listens."""
     (monitor,) = of_kind(overlay, "PodMonitor")
     (policy,) = of_kind(overlay, "NetworkPolicy")
     endpoint, detail = monitor["spec"]["podMetricsEndpoints"]
@@ -159,7 +159,7 @@ def test_log_and_pins_are_on_one_mount(overlay):
 
 
 def test_sidecar_has_the_broker_s_volume_where_the_broker_has_it():
-    """It runs as the broker's user, because another user may be refused a link."""
+    """The sidecar runs as the broker's user, because another user may be refused a link."""
     (template,) = pod_templates("statefulset")
     (broker,) = template["spec"]["containers"]
     ours = container(template)
@@ -170,7 +170,7 @@ def test_sidecar_has_the_broker_s_volume_where_the_broker_has_it():
 
 
 def test_each_strimzi_broker_has_one_pod_with_its_own_volume():
-    """On the broker's node, and selected by nothing of another broker's."""
+    """Each pod is on its broker's node, and no selector matches it for another broker."""
     seen = {}
     for one in of_kind("strimzi", "Deployment"):
         spec = one["spec"]["template"]["spec"]
@@ -283,7 +283,7 @@ def pod(tmp_path):
 
 # Long: the container's process is started several times.
 def test_container_waits_for_the_broker_s_log_directory_and_archives_it(pod, tmp_path):
-    """It starts before the broker; what ends in it is started again, and a stop ends all of it well."""
+    """The container starts before the broker, restarts what ends in it, and stops all of it well."""
     assert pod.starts() == []
     write_partition(tmp_path / "data" / "data", "orders-0", segments=2)
     pod.wait_for.write_text("version=1\ncluster.id=4L6g3nShT-eMCtK--X86sw\nnode.id=0\n")

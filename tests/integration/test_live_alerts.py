@@ -384,7 +384,11 @@ def until_store_is_seen(config, logs, watch, proxy, service):
 
 # Long: the broker deletes by age, and Prometheus evaluates the rules by real time.
 async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tmp_path, watch):
-    """Beside a broker whose retention goes on while the archive is away, and then a disk that is full."""
+    """
+    Alerts fire for a near loss, for failing pins, and for a full disk that holds producers back.
+
+    The broker's retention goes on while the archive is away. Then the disk is full.
+    """
     slow, fast = (f"alerts-{uuid.uuid4().hex[:8]}-{name}" for name in ("slow", "fast"))
     archive = tmp_path / "archive"
     config = directory_config([kafka.log_dir()], archive, tmp_path / "state", **QUIET)
@@ -500,7 +504,7 @@ async def test_rights_that_are_missing_are_seen(guarded, tmp_path, watch):
 
 
 def test_two_daemons_under_one_epoch_are_seen(tmp_path, logs, watch):
-    """As copies of a machine are: one of them is fenced within three commits."""
+    """Two daemons with one identity, as copies of a machine are, have one fenced within three commits."""
     configs = []
     for name in ("one", "two"):
         state = tmp_path / name

@@ -97,7 +97,7 @@ def test_image_installs_from_the_locks_only():
 
 
 def test_composition_keeps_log_and_pins_on_one_mount_and_waits_for_the_uploads():
-    """Its stop time is longer than the daemon's own."""
+    """The stop time of the service is longer than the daemon's own."""
     (service,) = yaml.safe_load((LOCKS / "compose.yaml").read_text())["services"].values()
     assert "/var/lib/kafka:/var/lib/kafka" in service["volumes"]
     shutdown_ms = Config.model_fields["shutdown_timeout_ms"].default

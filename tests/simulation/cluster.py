@@ -365,7 +365,7 @@ class Cluster:
         )
 
     async def _expect_pause_to_hold(self) -> None:
-        """While a topic is paused nothing is uploaded; afterwards nothing is missing."""
+        """Assert that nothing is uploaded while a topic is paused, and that nothing is missing afterwards."""
         await self._set_archiving(Archiving.PAUSED)
         await asyncio.sleep(4 * ROUND_SECONDS)
         before = [self.promises.manifest_of(each) for each in self.partitions]
@@ -377,7 +377,7 @@ class Cluster:
         await self._converge()
 
     async def _expect_no_long_wait(self) -> None:
-        """With an idle timeout, each stable record is durable an interval and a scan later."""
+        """Assert that each stable record is durable an idle interval and three scans later."""
         loop = asyncio.get_running_loop()
         stable: list[tuple[float, Replication, int]] = []
         patience = IDLE_INTERVAL_SECONDS + 3 * ROUND_SECONDS

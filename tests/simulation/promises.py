@@ -42,7 +42,7 @@ class Promises:
         may_expire: Callable[[LogWriter, RemoteSegment], bool] = lambda *_: False,
         delete_delay_seconds: float = 0.0,
     ) -> None:
-        """Take what is checked; *may_expire* says what total retention lets go of."""
+        """Take what is checked; *may_expire* says which segments total retention may take."""
         self._delete_delay_seconds = delete_delay_seconds
         self._gone_at: dict[str, float] = {}
         """When each data object left the manifest."""
@@ -116,7 +116,7 @@ class Promises:
         return kept
 
     def _check_writers(self, name: str, manifest: PartitionManifest) -> None:
-        """Of two daemons under one leader epoch one stops: they do not take turns for ever."""
+        """Assert that two daemons under one leader epoch do not take turns for ever."""
         turns = self._turns.setdefault((name, manifest.leader_epoch), [])
         if turns[-1:] != [manifest.writer_id]:
             turns.append(manifest.writer_id)

@@ -122,7 +122,7 @@ class StormPromises(ClusterPromises):
                 assert is_there, f"{what}, and {batch.base_offset} is not in the archive any more"
 
     def check_replicated(self, partition: Replication, before_offset: int) -> None:
-        """See that every replica has, or had, what the leader is about to let go of."""
+        """Assert that every replica has, or had, the records that the leader is about to delete."""
         begin = partition.log.log_start_offset
         wanted = [one for one in partition.log.batches if begin <= one.base_offset < before_offset]
         for broker, replica in enumerate(partition.replicas):

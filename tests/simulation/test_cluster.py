@@ -13,7 +13,7 @@ from tests.simulation.seeds import CHUNKS, run_history, seeds_of
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_history_of_a_cluster(tmp_path, chunk, quiet):
-    """Under any leader and any failure, each acknowledged record is read once in the end."""
+    """Each acknowledged record is read once in the end, under any leader and any failure."""
     for seed in seeds_of(chunk, usual=40, share=0.2):
         root = tmp_path / str(seed)
         cluster = Cluster(seed, root)

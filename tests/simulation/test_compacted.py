@@ -13,7 +13,7 @@ from tests.simulation.seeds import CHUNKS, run_history, seeds_of
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_key_reads_as_it_was_written(tmp_path, chunk, quiet):
-    """Whatever cleaners drop and daemons upload again, the latest values are there, and no deleted key is."""
+    """The latest values are there, and no deleted key is, whatever cleaners drop and daemons upload again."""
     for seed in seeds_of(chunk, usual=20, share=0.05):
         history = Compacted(seed, tmp_path / str(seed))
         run_history(history, seed, quiet, name=f"seed {seed}")

@@ -113,7 +113,7 @@ def in_new_world(
 
 
 def test_crash_at_every_point_of_a_step_loses_nothing(tmp_path):
-    """Whichever effect is the last, the next process ends with the same archive and the same log."""
+    """The next process ends with the same archive and the same log, whichever effect is the last."""
     for at in count(1):
         writer, store = in_new_world(tmp_path, at, three_segments)
         has_crashed, points = run_virtual(
@@ -138,7 +138,7 @@ async def expect_whole_archive(writer: LogWriter, store: MemoryStore) -> None:
 
 
 def test_crash_at_every_point_of_retention_leaves_nothing_behind(tmp_path):
-    """Whichever effect is the last, the next process empties archive, bucket and disk all the same."""
+    """The next process empties archive, bucket and disk all the same, whichever effect is the last."""
     for at in count(1):
         writer, store = in_new_world(tmp_path, at, three_segments)
         promises = Promises(store, [writer], may_expire=lambda *_: True)

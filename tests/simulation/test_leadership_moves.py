@@ -225,7 +225,7 @@ async def test_scan_that_leadership_overtakes_is_discarded(tmp_path, stop):
 
 @virtually
 async def test_trim_waits_for_replicas_that_could_be_elected_without_its_records(tmp_path):
-    """What every replica holds no later leader replaces: a request that arrives late does no harm."""
+    """No later leader replaces records that every replica holds, so a late request does no harm."""
     pair = Pair(tmp_path, target_bytes=1, elects_uncleanly=True)
     wire = pair.start()
     await asyncio.sleep(LONG_SECONDS)

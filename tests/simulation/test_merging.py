@@ -137,7 +137,7 @@ async def expect_same_records(writer, store, manifest):
 
 @pytest.mark.parametrize("distant", [DistantStore, StreamingStore])
 def test_crash_at_every_point_of_a_merge_loses_nothing(tmp_path, distant):
-    """Whichever effect is the last, the next process ends with the same records in as few segments."""
+    """The next process ends with the same records in as few segments, whichever effect is the last."""
     ends = set()
     for at in count(1):
         log_dir = tmp_path / str(at)

@@ -114,7 +114,7 @@ def faults(reconciler: Reconciler) -> list[str]:
 
 @virtually
 async def test_predecessors_late_commit_fences_no_restarted_daemon(tmp_path):
-    """What a killed process had sent takes effect once, after its successor has read the manifest."""
+    """The commit of a killed process takes effect once, after its successor has read the manifest."""
     site = Site(tmp_path)
     _, task = site.start("aaaa")
     await asyncio.sleep(2 * ROUND_SECONDS)

@@ -13,7 +13,7 @@ from tests.simulation.squall import THEMES, Squall
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_squall(tmp_path, chunk, quiet):
-    """Whatever comes again and again, each acknowledged record is read once in the end."""
+    """Each acknowledged record is read once in the end, whatever comes again and again."""
     for seed in seeds_of(chunk, usual=2 * len(THEMES), share=0.25):
         squall = Squall(seed, tmp_path / str(seed))
         run_history(squall, seed, quiet, name=f"squall {seed} ({squall.theme.name})")

@@ -13,7 +13,7 @@ from tests.simulation.storm import Storm
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_storm(tmp_path, chunk, quiet):
-    """Whatever comes together, each acknowledged record is read once in the end; a scrub finds nothing."""
+    """Each acknowledged record is read once in the end, whatever comes together. A scrub finds nothing."""
     for seed in seeds_of(chunk, usual=45, share=0.2):
         storm = Storm(seed, tmp_path / str(seed))
         run_history(storm, seed, quiet, name=f"storm {seed}")

@@ -16,7 +16,7 @@ from tieringd.broker.directory_broker import DirectoryBroker
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_history(tmp_path, chunk, quiet):
-    """Whatever fails, crashes or comes twice, nothing is lost, and all is archived in the end."""
+    """Nothing is lost and all is archived in the end, whatever fails, crashes or comes twice."""
     for seed in seeds_of(chunk, usual=75, share=0.35):
         log_dir = tmp_path / str(seed)
         log_dir.mkdir()
@@ -41,7 +41,7 @@ def test_history_of_a_seed_is_the_same_each_time(tmp_path, seed):
 
 
 def test_worlds_logs_are_what_the_directory_says(tmp_path):
-    """What the simulated broker answers is what a walk over the same files finds."""
+    """The simulated broker's answers are those of a walk over the same files."""
     writer = LogWriter(tmp_path)
     directory = DirectoryBroker([str(tmp_path)])
 

@@ -61,12 +61,14 @@ NEEDS: Final = (
         "apt-get install maven",
     ),
     Need(
-        "Node with npm, for Azurite",
-        lambda: (
-            shutil.which("node") is not None
-            and (_has_fetched("azurite-*") or shutil.which("npm") is not None)
-        ),
+        "Node with npm, for Azurite and a client",
+        lambda: all(shutil.which(name) for name in ("node", "npm")),
         "apt-get install nodejs npm",
+    ),
+    Need(
+        "Go, to build a client",
+        lambda: shutil.which("go") is not None,
+        "apt-get install golang",
     ),
     Need(
         "promtool, or Debian's apt-get and dpkg-deb to fetch it",

@@ -54,7 +54,7 @@ class ResetRequest:
 
 @dataclass(frozen=True)
 class StallRequest:
-    """After *after_bytes* of the body the proxy reads no more, and never answers."""
+    """A request of whose body the proxy reads *after_bytes*, and that it never answers."""
 
     after_bytes: int = 0
 

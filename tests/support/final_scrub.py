@@ -32,7 +32,7 @@ MARK = "leaves_damage"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell what the mark means."""
+    """Register the mark, with its meaning."""
     config.addinivalue_line("markers", f"{MARK}(why): the test leaves an archive with faults, on purpose")
 
 

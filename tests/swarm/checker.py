@@ -108,7 +108,7 @@ async def all_broken(
 
 @dataclass(frozen=True)
 class Resources:
-    """What a daemon holds."""
+    """The resources of a daemon."""
 
     descriptors: Counter[str]
     """The number of open descriptors, by what they are: `socket`, or a file's suffix."""

@@ -86,7 +86,7 @@ class Fault(ABC):
 
     @abstractmethod
     async def inject(self) -> None:
-        """Let it begin."""
+        """Begin the fault."""
 
     @abstractmethod
     async def proof(self) -> str:
@@ -111,7 +111,7 @@ class StoreWeather(Fault):
     fits: Callable[[ProxiedExchange], bool] = staticmethod(lambda _: True)
 
     async def inject(self) -> None:
-        """Spoil each request that fits."""
+        """Begin to spoil each request that fits."""
         self._begun = len(self.parts.proxy.exchanges)
         self.parts.proxy.weather = lambda one: self.spoils if self.fits(one) else None
 
@@ -121,7 +121,7 @@ class StoreWeather(Fault):
         return f"{spoiled} requests spoiled" if spoiled else ""
 
     async def heal(self) -> None:
-        """Spoil nothing more."""
+        """End the spoiling."""
         self.parts.proxy.weather = lambda _: None
         # The proxy records each request: an hour of them is not needed.
         self.parts.proxy.exchanges.clear()
@@ -157,7 +157,7 @@ class StoreHangs(Fault):
         return f"{waiting} requests without an answer" if waiting else ""
 
     async def heal(self) -> None:
-        """Let it go on."""
+        """Continue the store's process."""
         self.parts.store.resume()
 
 
@@ -170,7 +170,7 @@ class StoreRestarts(Fault):
         await in_thread(self.parts.store.stop)
 
     async def proof(self) -> str:
-        """Tell that the process has ended."""
+        """Say that the process has ended."""
         return "" if _exists(self._pid) else f"process {self._pid} has ended"
 
     async def heal(self) -> None:
@@ -186,7 +186,7 @@ class DaemonDies(Fault):
     number = signal.SIGKILL
 
     async def inject(self) -> None:
-        """Kill it."""
+        """Kill the daemon."""
         self._nodes = self.nodes or (self.step.node_id,)
         self._codes: list[int] = []
         for node_id in self._nodes:
@@ -197,7 +197,7 @@ class DaemonDies(Fault):
                 await in_thread(self.parts.daemons.launch, node_id)
 
     async def proof(self) -> str:
-        """Tell the exit codes."""
+        """Give the exit codes."""
         return f"exit codes {self._codes}" if len(self._codes) == len(self._nodes) else ""
 
     def idle_daemons(self) -> set[int]:
@@ -258,7 +258,7 @@ class DaemonHangs(Fault):
         return {self.step.node_id}
 
     async def heal(self) -> None:
-        """Let it go on."""
+        """Continue the daemon."""
         self.parts.daemons[self.step.node_id].server.resume()
 
 
@@ -290,14 +290,14 @@ class DeposedDaemonHangs(Fault):
         return len(daemon.events(what, topic=TOPIC, partition=self.step.partition))
 
     async def proof(self) -> str:
-        """Look for what the deposed daemon says."""
+        """Look for the log line of the deposed daemon."""
         count = await in_thread(self._stops) - self._stopped_before
         if not count:
             return ""
         return f"node {self._next} archived, and then the daemon of node {self._leader} stopped its archiver"
 
     async def heal(self) -> None:
-        """Let it go on, if it has not come to that."""
+        """Continue the daemon, unless it was continued before."""
         self.parts.daemons[self._leader].server.resume()
 
 
@@ -316,7 +316,7 @@ class Reloads(Fault):
         return sum(len(self.parts.daemons[one].events("configuration reloaded")) for one in NODES)
 
     async def proof(self) -> str:
-        """Tell that each has read it."""
+        """Say that each daemon has read its configuration."""
         count = await in_thread(self._reloads) - self._before
         return f"{count} daemons reloaded" if count >= len(NODES) else ""
 
@@ -327,7 +327,7 @@ class BrokerDies(Fault):
     archives_meanwhile = True
 
     async def inject(self) -> None:
-        """Kill it."""
+        """Kill the broker."""
         self._node = self.parts.cluster.brokers[self.step.node_id - 1]
         self._pid = self._node.pid
         await self._end()
@@ -336,7 +336,7 @@ class BrokerDies(Fault):
         await self._node.kill()
 
     async def proof(self) -> str:
-        """Tell that the process has ended."""
+        """Say that the process has ended."""
         return "" if _exists(self._pid) else f"process {self._pid} has ended"
 
     async def heal(self) -> None:
@@ -362,14 +362,14 @@ class BrokerHangs(Fault):
         await asyncio.sleep(_SESSION_SECONDS)
 
     async def proof(self) -> str:
-        """Tell that others lead."""
+        """Say that other brokers lead."""
         others = [one for one in NODES if one != self.step.node_id]
         async with cluster_admin(self.parts.cluster, *others) as admin:
             leaders = [one.leader for one in (await admin.partitions(TOPIC)).values()]
         return f"leaders {leaders}" if self.step.node_id not in leaders else ""
 
     async def heal(self) -> None:
-        """Let it go on."""
+        """Continue the broker."""
         self.parts.cluster.brokers[self.step.node_id - 1].resume()
 
 
@@ -377,7 +377,7 @@ class RollingBrokers(Fault):
     """Each broker stops and starts again, when all replicas are in sync."""
 
     async def inject(self) -> None:
-        """Restart one after the other."""
+        """Restart the brokers one after the other."""
         self._pids = [one.pid for one in self.parts.cluster.brokers]
         async with cluster_admin(self.parts.cluster) as admin:
             for node_id in NODES:
@@ -386,7 +386,7 @@ class RollingBrokers(Fault):
                     await admin.until_in_sync(TOPIC, number=number)
 
     async def proof(self) -> str:
-        """Tell that each is another process."""
+        """Say that each broker is another process."""
         pids = [one.pid for one in self.parts.cluster.brokers]
         return f"processes {self._pids} became {pids}" if not set(pids) & set(self._pids) else ""
 
@@ -408,7 +408,7 @@ class LeaderMoves(Fault):
                 self._moves.append(f"{number}: {state.leader} to {following}")
 
     async def proof(self) -> str:
-        """Tell the moves."""
+        """Give the moves."""
         return ", ".join(self._moves)
 
 
@@ -448,7 +448,7 @@ class StateDiskFull(Fault):
     archives_meanwhile = True
 
     async def inject(self) -> None:
-        """Fill it, and let a client read through its node from the beginning."""
+        """Fill the file system, and let a client read through the daemon's node from the beginning."""
         async with cluster_admin(self.parts.cluster) as admin:
             await admin.move_leader(TOPIC, FULL_NODE, number=self.step.partition)
         self._filler = self.parts.state(FULL_NODE) / "filler"

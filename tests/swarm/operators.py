@@ -72,7 +72,7 @@ class Operation(Fault):
         """Do it, and return the proof."""
 
     async def proof(self) -> str:
-        """Tell what was done."""
+        """Say what was done."""
         return self._proof
 
     async def heal(self) -> None:
@@ -121,7 +121,7 @@ class UncleanElection(Operation):
     configs: ClassVar = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
 
     def replicas(self) -> list[int]:
-        """Place it on two nodes."""
+        """Place the topic on two nodes."""
         return [self.step.node_id, self.step.node_id % len(NODES) + 1]
 
     async def happen(self) -> str:
@@ -207,7 +207,7 @@ class Pauses(Operation):
     """An operator pauses a topic, and resumes it."""
 
     async def happen(self) -> str:
-        """Pause, write, see that the archive does not grow, resume, and see that it does."""
+        """Pause, write, check that the archive does not grow, resume, and check that it grows."""
         first, second = _values(25, first=0), _values(30, first=25)
         await self.produce(first)
         daemon = await self.until_archived(len(first))

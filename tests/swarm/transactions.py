@@ -54,7 +54,7 @@ _NAMES = [TopicPartition(TRANSACTIONS, number) for number in range(TRANSACTION_P
 
 
 class Outcome(enum.Enum):
-    """What a producer was told of a transaction."""
+    """A transaction's outcome as its producer knows it."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"

@@ -67,7 +67,7 @@ def record(chosen, tmp_path):
 
 
 def test_imports_inside_functions_count_and_those_for_types_do_not():
-    """What is imported for type checkers alone never runs; a name in a table of modules may."""
+    """An import for type checkers alone never runs, and a name in a table of modules may."""
     source = (
         "import a.b\nfrom c import d\nif TYPE_CHECKING:\n    import e\ndef f():\n    from g import h\n"
         "PLACE = 'tieringd.cli.run'\n"
@@ -108,7 +108,7 @@ def test_record_does_not_speak_of_what_runs_at_import(chosen, record):
 
 
 def test_test_that_changed_since_its_record_falls_back_on_imports(chosen, record, tmp_path):
-    """What the test or one of its helpers runs now is not what was recorded."""
+    """The record is not of what the changed test, or its changed helper, runs now."""
     ran = record(e2e__test_daemon=["tieringd.cli"])
     (tmp_path / "tests/support/daemon.py").write_text("# It starts another command now.\n")
     assert chosen("tieringd/store.py", coverage=ran, inside=["tieringd/store.py"]) == {

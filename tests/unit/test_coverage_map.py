@@ -71,7 +71,7 @@ def test_entry_that_ran_what_has_changed_is_dropped():
 
 
 def test_recorder_is_gone_afterwards(tmp_path):
-    """Later processes do not even look for it."""
+    """Later processes do not even look for the recorder."""
     with recorder_in(tmp_path):
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The pages for people: links lead somewhere, and commands, metrics and modules that they name exist."""
+"""Words for people: links, commands, metrics and modules of pages exist; docstrings of tests are plain."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ PAGES = [
 WIDEST_LINE = 120
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 PLACES = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+LEADING_WORD = re.compile(
+    r"(?:about|above|across|after|against|along|although|among|and|around|as|at|because|before|behind|"
+    r"below|beneath|beside|besides|between|beyond|but|by|despite|down|during|except|for|from|however|"
+    r"if|in|inside|into|near|nor|of|off|on|once|onto|or|out|outside|over|past|per|since|so|than|"
+    r"though|through|throughout|till|to|toward|towards|under|unless|until|up|upon|via|whatever|when|"
+    r"whenever|where|wherever|whether|whichever|while|whoever|with|within|without|yet)\b",
+    re.IGNORECASE,
+)
+"""A preposition or conjunction. A sentence that begins with one names its subject late, or not at all."""
+MAY_BEGIN_WITH_ONE = re.compile(rf'(?:\A|:|#.*)\s*r?"""\s*{LEADING_WORD.pattern}', re.IGNORECASE)
 
 
 def page_name(page: Path) -> str:
@@ -74,7 +85,7 @@ def unknown_words(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page):
-    """To a file of this repository, and to a heading of that page where the link names one."""
+    """A link leads to a file of this repository, and to a heading of that page if it names one."""
     for place in PLACES.findall(BLOCK.sub("", page.read_text())):
         if place.startswith("https://"):
             continue
@@ -93,7 +104,7 @@ def test_tests_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist(page):
-    """With the subcommands and options that the page gives them."""
+    """Each command has the subcommands and options that the page gives it."""
     for command in commands(page):
         for words in alternatives(command):
             assert unknown_words(words) == [], command
@@ -107,7 +118,7 @@ def test_lines_fit_a_screen(page):
 
 
 def test_metrics_page_names_every_metric():
-    """It names none that is gone. Totals and Redpanda's names are named by their beginnings."""
+    """The page names no metric that is gone. Totals and Redpanda's names are named by their beginnings."""
     known = {name for name in labels_by_name() if not name.startswith("process_")}
     page = (ROOT / "docs/metrics.md").read_text()
     named = set(re.findall(r"`((?:tieringd|redpanda|vectorized)_[a-z_]+)(?:\{[a-z_,]+\})?`", page))
@@ -154,3 +165,42 @@ def test_page_of_the_drill_names_alerts_that_there_are():
     shown = set(re.findall(r"\bTieringd[A-Z]\w+", (ROOT / "docs/operator_drill.md").read_text()))
     assert shown
     assert shown <= set(re.findall(r"alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yml").read_text()))
+
+
+def leading_words(source: str) -> list[tuple[int, str]]:
+    """Return line and first word of the docstrings in *source* that begin with a `LEADING_WORD`."""
+    if not MAY_BEGIN_WITH_ONE.search(source):
+        return []  # To parse every file takes seconds.
+    texts = [
+        (node.body[0].lineno, ast.get_docstring(node))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node)
+    ]
+    return sorted((line, word.group()) for line, text in texts if (word := LEADING_WORD.match(text)))
+
+
+def test_leading_word_of_a_docstring_is_found():
+    """A module, a class, a method and a nested function are looked at, and the line is the docstring's."""
+    source = '''"""On the moon."""
+class Tests:
+    """
+    With a helper.
+    """
+    async def test_a(self):
+        def inner():
+            """After a crash nothing is lost."""
+        """Nothing is lost after a crash."""
+    def test_b(self):
+        """Forty segments are stored."""
+'''
+    assert leading_words(source) == [(1, "On"), (3, "With"), (8, "After")]
+
+
+def test_docstrings_of_tests_name_their_subject_first():
+    """No docstring of a test begins with a preposition or a conjunction."""
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: the docstring begins with {word!r}; name its subject first"
+        for path in sorted(ROOT.glob("tests/**/*.py"))
+        for line, word in leading_words(path.read_text())
+    ]
+    assert faults == [], "\n".join(faults)

@@ -59,7 +59,7 @@ def test_tree_is_the_one_that_is_drawn():
 
 
 def test_retrying_is_decided_by_class():
-    """What may be tried again is exactly what is under RetryableError."""
+    """Errors that may be tried again are exactly those under RetryableError."""
     retryable = {one.__name__ for one in CLASSES if issubclass(one, RetryableError)}
     assert retryable == {
         "RetryableError",
@@ -77,7 +77,7 @@ def test_config_error_carries_every_problem():
 
 
 def test_storage_unavailable_knows_whether_a_write_may_have_happened():
-    """By default the outcome is known and there is no time to wait for."""
+    """The outcome is known by default, and there is no time to wait for."""
     plain = StorageUnavailable("timed out")
     assert (plain.retry_after_seconds, plain.outcome_unknown) == (None, False)
     told = StorageUnavailable("slow down", retry_after_seconds=1.5, outcome_unknown=True)

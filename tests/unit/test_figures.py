@@ -89,7 +89,7 @@ def test_small_losses_do_not_add_up():
 
 
 def test_both_beyond_the_ledger_may_be_the_machine():
-    """That the previous commit is as slow is no loss of this one, but it is said."""
+    """A slow previous commit means no loss of this one, and the reason says so."""
     comparison = compare(replace(CPU, bound=None), base=6.0, after=6.1)
     assert comparison.verdict is Verdict.SAME
     assert "slower now, or it slipped earlier" in comparison.reason

@@ -31,7 +31,7 @@ def test_sound_archive_has_no_fault(archived):
 
 @pytest.mark.parametrize("pattern", ["*.log", "*.index", "manifest"])
 def test_missing_object_is_a_fault(archived, pattern):
-    """Of every kind, and with its key."""
+    """A missing object of any kind is a fault, which names its key."""
     gone = archived.objects(pattern)[0]
     gone.unlink()
     faults = faults_of([config_of(archived)], s3_url=None)
@@ -49,7 +49,7 @@ def run(item, body) -> None:
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_end_to_end_test_that_leaves_damage_fails(archived, is_marked):
-    """It passes if it says why it leaves damage."""
+    """The test passes if it says why it leaves damage."""
     written_configs.clear()
     item = SimpleNamespace(
         nodeid="tests/e2e/test_some.py::test_some",

@@ -41,7 +41,7 @@ def test_sound_input_is_read(target):
     ("target", "path"), [pytest.param(*one, id=f"{one[0].name}-{one[1].stem}") for one in KEPT]
 )
 def test_kept_input_is_handled(target, path):
-    """It was handled wrongly once."""
+    """The input was handled wrongly once."""
     assert fault_of(target, path.read_bytes()) is None
 
 

@@ -45,14 +45,14 @@ def test_reason_of_a_file_stands_before_its_imports(source, has_reason):
 
 
 def test_reason_of_a_test_stands_above_it():
-    """Above its decorators, where it has some."""
+    """The reason of a test stands above its decorators."""
     assert reasons_above(SOURCE, ["test_lease"]) == [True]
     assert reasons_above(SOURCE, ["TestMachine", "test_steps"]) == [False, False]
     assert reasons_above(SOURCE, ["test_gone"]) == []
 
 
 def test_slow_ones_without_a_reason_are_named(tmp_path):
-    """Those under the limits need none, and what is no longer there is passed over."""
+    """Tests under the limits need no reason, and tests that are gone are skipped."""
     (tmp_path / "test_a.py").write_text(SOURCE)
     (tmp_path / "test_b.py").write_text("def test_b():\n    pass\n")
     found = without_reason(
@@ -69,6 +69,10 @@ def test_slow_ones_without_a_reason_are_named(tmp_path):
 
 
 def test_slow_tests_of_this_repository_have_their_reasons():
-    """What takes so long is worth it, and says why. Without a recorded run there is nothing to hold."""
+    """
+    Each slow test has a comment that says why it is worth its time.
+
+    Without a recorded run none is checked.
+    """
     recorded = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {"files": {}, "long_tests": {}}
     assert without_reason(recorded["files"], recorded["long_tests"], ROOT) == []

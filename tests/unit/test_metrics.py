@@ -103,7 +103,7 @@ def figures(value: int) -> PartitionFigures:
 
 
 def test_text_of_the_partitions_is_what_the_library_would_write():
-    """It is made by hand because there is much of it; every name, label and number is the same."""
+    """The text is made by hand because there is much of it, and has the same names, labels and numbers."""
     metrics = Metrics()
     metrics.partitions.show(GONE, PartitionFigures(lag_seconds=1.5, pending_bytes=10**15, held_seconds=0.1))
     metrics.partitions.show(TopicPartition("a.topic_with-all", 0), PartitionFigures(seconds_to_loss=0))
@@ -127,7 +127,7 @@ def test_text_of_the_partitions_is_what_the_library_would_write():
 
 
 def test_default_page_of_ten_thousand_partitions_has_under_two_thousand_series():
-    """In a thousand topics, each with every counter; the number does not grow with topics or partitions."""
+    """The number of series does not grow with topics or partitions. Each topic has every counter."""
     pages = []
     for topics in (100, 1000):
         metrics = Metrics()
@@ -170,7 +170,7 @@ def test_sizes_of_a_topic_are_the_sums_of_its_partitions_under_both_names():
 
 
 def test_number_of_topics_with_series_can_be_chosen():
-    """None at all is a choice as well."""
+    """The number of topics may be zero."""
     metrics = Metrics()
     for name in ("a", "b", "c"):
         metrics.partitions.show(TopicPartition(name, 0), PartitionFigures(archived_bytes=1))
@@ -220,7 +220,7 @@ def test_cost_of_the_store_is_what_its_prices_say():
 
 
 def test_only_the_configuration_in_use_is_shown():
-    """After a reload the hash before it has no series."""
+    """The hash of the configuration before a reload has no series."""
     metrics = Metrics()
     metrics.health.show_config("one")
     metrics.health.show_config("two")
@@ -277,7 +277,7 @@ def test_disk_has_the_same_values_under_both_names_until_it_is_forgotten(kind):
 
 
 def test_metrics_without_labels_begin_at_zero():
-    """What has not happened is 0 and not absent, so a rule that compares with it works from the start."""
+    """A counter of nothing is 0 and not absent, so that a rule that compares with it works from the start."""
     found = samples(Metrics())
     for name in ("pin_failures_total", "pins_given_up_total", "pinned_bytes", "upload_backlog_bytes"):
         assert found[f"tieringd_{name}", ()] == 0
@@ -318,7 +318,7 @@ def test_totals_of_the_daemon_are_what_its_series_come_to():
 
 
 def test_no_series_tells_when_a_counter_began():
-    """They would double the counters, and no rule reads them."""
+    """Such series would double the counters, and no rule reads them."""
     metrics = Metrics()
     metrics.uploads.labels("orders").inc()
     metrics.record_store_request("put", "ok", 0.1, 1)
@@ -355,7 +355,7 @@ def test_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path):
 
 
 def test_forgetting_a_partition_keeps_the_counters_of_its_topic():
-    """What was counted stays counted when a partition moves to another broker."""
+    """The counts stay when a partition moves to another broker."""
     metrics = Metrics()
     metrics.uploads.labels("orders").inc(5)
     metrics.forget_partition(GONE)
@@ -394,7 +394,7 @@ def test_store_request_is_counted_timed_and_weighed():
 
 
 class Gateway:
-    """What a gateway tells of itself."""
+    """The counts and the state of a gateway."""
 
     def __init__(self) -> None:
         self.open_connections = 3
@@ -403,7 +403,7 @@ class Gateway:
 
 
 def test_gateway_is_read_when_a_scrape_comes():
-    """Its counts are counters and its state gauges; before it is watched there is nothing of it."""
+    """The gateway's counts are counters and its state gauges. An unwatched gateway has no series."""
     metrics = Metrics()
     before = samples(metrics).keys()
     gateway = Gateway()

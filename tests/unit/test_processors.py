@@ -64,5 +64,5 @@ def test_quota_of_version_1(host):
 
 
 def test_this_process_has_a_processor():
-    """Whatever the machine says."""
+    """The number of processors is sensible on the machine of this test."""
     assert 1 <= usable_processors() <= (os.cpu_count() or 1)

@@ -13,7 +13,7 @@ from tieringd.metrics.restarts import restarted
 
 
 async def test_task_is_started_again_after_each_defect():
-    """It ends when it returns. Each failure is logged and counted."""
+    """The task ends when it returns. Each failure is logged and counted."""
     metrics = Metrics()
     faults = [KeyError("Unknown tagged field tag: 50"), ExceptionGroup("two", [ValueError(), TypeError()])]
 
@@ -36,7 +36,7 @@ async def test_task_is_started_again_after_each_defect():
     ],
 )
 async def test_error_that_an_operator_must_act_on_ends_the_task(error):
-    """It is raised as it is, and not counted. A group of tasks raises it in a group."""
+    """The error is raised as it is, and not counted. A group of tasks raises it in a group."""
     failures = []
 
     async def run():
@@ -49,7 +49,7 @@ async def test_error_that_an_operator_must_act_on_ends_the_task(error):
 
 
 async def test_cancelled_task_is_not_started_again():
-    """Also in the pause after a defect."""
+    """A cancelled task ends, even in the pause after a defect."""
     failures = asyncio.Queue()
 
     async def run():

@@ -111,7 +111,7 @@ def test_last_of_three_workers_takes_tests_without_processes(run_suite, tmp_path
 
 
 def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
-    """Those that took long in the recorded run; without a record all run."""
+    """Tests that took long in the recorded run are left out. All tests run without a record."""
     durations = tmp_path / "durations.json"
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\n"

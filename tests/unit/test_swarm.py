@@ -115,7 +115,11 @@ def test_transactions_that_readers_of_committed_records_may_see_so():
     ],
 )
 def test_transaction_that_is_seen_otherwise_is_told(outcome, found, says):
-    """In part, in one partition only, twice, out of order, or although it was aborted."""
+    """
+    A broken transaction is reported.
+
+    It is seen in part, in one partition only, twice, out of order, or although it was aborted.
+    """
     assert any(says in one for one in broken_transactions([outcome], found))
 
 
@@ -153,7 +157,7 @@ async def test_cancelled_task_waits_for_its_thread():
 
 
 async def test_first_signal_cancels_and_the_next_ones_do_not():
-    """What is cleaned up is not interrupted."""
+    """The clean-up is not interrupted."""
     cleaned = asyncio.Event()
 
     async def run() -> list[signal.Signals]:
@@ -192,7 +196,11 @@ async def until_fetching(fetcher):
 
 
 async def test_fetcher_of_aiokafka_may_swallow_its_end():
-    """So the swarm gives up a member whose client hangs there. No gateway and no broker is part of it."""
+    """
+    The fetcher of aiokafka may swallow its end, so the swarm gives up a member that hangs there.
+
+    No gateway and no broker is part of it.
+    """
     one = TopicPartition("t", 0)
     swallowed = set()
     for turns in range(6):
@@ -215,7 +223,7 @@ async def test_fetcher_of_aiokafka_may_swallow_its_end():
 
 
 async def test_group_of_aiokafka_takes_an_error_for_no_offset():
-    """So the swarm asks again where an offset was committed: the coordinator loads the group (error 14)."""
+    """A group of aiokafka takes error 14 for no offset, so the swarm asks again while it loads."""
     coordinator = object.__new__(GroupCoordinator)
     coordinator.group_id = "g"
 
@@ -242,7 +250,7 @@ class LoadingConsumer:
 
 
 async def test_member_asks_again_while_its_group_is_loaded():
-    """Committed offsets that a client is told of later are no broken promise."""
+    """Committed offsets that a client learns later are no broken promise."""
     reader = CommittedReader("reader", "", "", "group", acknowledged={0: 7, 1: 7}, asked={0: 7, 1: 7})
     reader._consumer = LoadingConsumer()
     await reader.on_partitions_assigned([TopicPartition("t", 0)])

@@ -196,7 +196,7 @@ class UploadTimes(PartitionLogger):
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """When total retention was last evaluated, and on which observation."""
+    """The last evaluation of total retention: its observation and its time."""
 
     seen: Observation
     at_ms: int

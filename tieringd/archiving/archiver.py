@@ -150,7 +150,7 @@ class Archiver(LeadershipLogger):
         self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=clock)
         self._has_reported = False
         self._log_start_offset = 0
-        """Where the log began by the observation of the last step."""
+        """First offset of the log, by the observation of the last step."""
         self._rests_on: Observation | None = None
         """The observation of the last step, when that step left nothing to do."""
         self._rests_since_ms = 0

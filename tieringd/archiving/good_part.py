@@ -72,12 +72,12 @@ class OperatorWait:
 
     reason: OperatorReason
     since_ms: int
-    """When the case was found, in ms since the epoch."""
+    """Time at which the case was found, in ms since the epoch."""
     base_offset: int
     last_offset: int
     """The good offsets that are only in the archive are *base_offset* to *last_offset*."""
     divergence_offset: int = field(default=-1, compare=False)
-    """Where the leader's log parts from the archive, as far as is known."""
+    """The offset where the leader's log parts from the archive, as far as is known."""
     transactions: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     """The producer and the first offset of each transaction whose outcome is lost."""
     message: str = field(default="", compare=False)

@@ -68,7 +68,7 @@ class Observation:
     topic: TopicConfig
     pins: tuple[Pin, ...] = ()
     scan_began_at: float = field(default=math.inf, compare=False)
-    """When the scan began, in loop time. It may not show effects after this time."""
+    """Time of the scan's start, in loop time. The observation may not show effects after this time."""
     scan_number: int = field(kw_only=True, compare=False)
     """The number of the scan; a later scan has a higher one."""
     uploadable: LocalLog = field(init=False)
@@ -145,7 +145,7 @@ class BrokerSnapshot:
     scan_number: int = 0
     """The number of this scan."""
     scan_began_at: float = math.inf
-    """When this scan began, in loop time."""
+    """Time of this scan's start, in loop time."""
     asked_at: float = math.inf
     """
     When the broker was asked for the last time, in loop time: it led `wanted` then, under these epochs. This

@@ -42,7 +42,7 @@ class PinFacts:
     next_offset: int | None
     """The log is durable below this offset; None while nothing is known to be durable."""
     expiring_end: int | None = None
-    """Where the active segment ends, if the broker may soon close and delete it in one go."""
+    """Exclusive end of the active segment, if the broker may soon close and delete it in one go."""
     gaps: tuple[Gap, ...] = ()
     """Gaps of the archive: offsets below `next_offset` that are not durable."""
     good_until: float = math.inf

@@ -156,7 +156,7 @@ class DiskUseMeter:
 
     def __init__(self) -> None:
         self._measured: dict[str, dict[str, _Measured]] = {}
-        """For each measured path, the partitions' directories in it."""
+        """The partitions' directories in each measured path."""
         self._full_scans = 0
 
     def __call__(self, paths: Sequence[str]) -> tuple[DirectoryUse, ...]:

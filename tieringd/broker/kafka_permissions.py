@@ -44,7 +44,7 @@ class Permissions:
     cluster_id: str
     cluster: frozenset[str]
     topics: Mapping[str, frozenset[str]]
-    """By topic. A topic that the broker does not show this user has none."""
+    """Operations on each topic. A topic that the broker does not show this user has none."""
 
 
 async def asked(ask: Callable[[KafkaRequest], Awaitable[Any]], topics: Collection[str]) -> Permissions:

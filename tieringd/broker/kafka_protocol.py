@@ -65,7 +65,7 @@ class KafkaSettings:
     ssl_cert_file: str | None = None
     ssl_key_file: str | None = None
     request_timeout_seconds: float = 10.0
-    """For one connection attempt, and for one request."""
+    """Deadline of one connection attempt, and of one request."""
     effect_within_seconds: float = EFFECT_WITHIN_SECONDS
     """A trim is sent within this time after the question which broker leads, or not at all."""
     client_id: str = CLIENT_ID

@@ -77,7 +77,7 @@ class SmallFiles(Generic[_T]):
         self._name = name
         self._read = read
         self._known: dict[str, tuple[str, int, int, int, _T]] = {}
-        """For each directory the file's path, inode, size and modification time, and its value."""
+        """The file's path, inode, size and modification time, and its value, for each directory."""
 
     def read(self, directory: str) -> _T:
         """Return the current value of the file in *directory*. Raises what reading it raises."""
@@ -126,7 +126,7 @@ class LogDirScan:
 
     partitions: tuple[LocalPartition, ...]
     cluster_id: str | None
-    """From `meta.properties`; None when no log directory has one."""
+    """The cluster's id from `meta.properties`; None when no log directory has one."""
     node_id: int | None
     left_alone: tuple[str, ...]
     """Directories that this daemon must not read as partitions: deleted, moving, stray, or not Kafka's."""

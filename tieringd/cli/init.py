@@ -39,7 +39,7 @@ class BrokerKind(StrEnum):
 
 
 class Store(StrEnum):
-    """Where the archive is."""
+    """The kind of the object store."""
 
     AWS = "aws"
     GOOGLE = "google"

@@ -41,7 +41,7 @@ class PartitionReading:
         on_gap: Callable[[Gap], None],
         archive_only: bool,
     ) -> None:
-        """With *archive_only* the reading never connects to the broker."""
+        """Prepare the reading. It never connects to the broker if *archive_only* is true."""
         self._config = config
         self._archive = archive
         self._partition = partition

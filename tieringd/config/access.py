@@ -49,7 +49,7 @@ _CONTAINER = r"\$root|[a-z0-9](?:-?[a-z0-9]){2,62}"
 
 
 class StoreAccess(BaseModel):
-    """Where the archive is, and the credentials to reach it."""
+    """The place of the archive, and the credentials to reach it."""
 
     model_config = STRICT
 
@@ -82,7 +82,7 @@ class StoreAccess(BaseModel):
     ] = None
     """The bucket's region; required for AWS and GCS themselves, optional with another endpoint."""
     cloud_storage_credentials_source: Annotated[CredentialsSource, Choice(), NEVER_CLEARED] = "config_file"
-    """Where the credentials come from: this file, or the cloud's identity service."""
+    """The source of the credentials: this file, or the cloud's identity service."""
     cloud_storage_access_key: Annotated[Annotated[str, Text()] | None, NEVER_CLEARED] = None
     """The id of the access key or of a GCS HMAC key; required for the aws backend with config_file."""
     cloud_storage_secret_key: Annotated[Annotated[SecretStr, SecretText()] | None, NEVER_CLEARED] = None

@@ -43,7 +43,7 @@ _MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: a line of the file, and the environment variables in it."""
+    """The place where a value was written: a line of the file, and the environment variables in it."""
 
     line: int
     variables: tuple[str, ...]
@@ -55,7 +55,7 @@ class Loaded:
 
     config: Config
     origins: Mapping[Place, Origin]
-    """By place in the file. Values that the file does not set are not included."""
+    """Origins of the values, by place in the file. Values that the file does not set are not included."""
 
 
 def load_config(path: Path, *, environ: Mapping[str, str], needs_broker: bool = True) -> Config:

@@ -120,7 +120,7 @@ class BrokerConfig(BaseModel):
     node_id: Annotated[int, Number(0, 2**31 - 1)] | None = None
     """The broker's `node.id`; null finds the broker by its advertised address among `bootstrap`."""
     pin_directory: Annotated[Path, AbsolutePath()] | None = None
-    """Where segments are pinned, on the log directories' filesystem; null tries `state_directory`."""
+    """Directory for pins of segments, on the log directories' filesystem; null tries `state_directory`."""
     security: Annotated[Security, BeforeValidator(_empty_section)] = Security()
     """The security settings and credentials for the broker's listener."""
 

@@ -125,7 +125,7 @@ class TopicProperties(BaseModel):
     cleanup_policy: (
         Annotated[Literal["delete", "compact", "compact,delete", "delete,compact"], Choice()] | None
     ) = Field(default=None, alias="cleanup.policy")
-    """Without `delete`, total retention deletes nothing. Not needed if the broker has the setting."""
+    """Total retention deletes nothing without `delete`. Not needed if the broker has the setting."""
 
 
 class Space(BaseModel):
@@ -160,7 +160,7 @@ class Space(BaseModel):
     storage_degraded_action: Annotated[DegradedAction, Choice(), LIVE] = "refuse_writes"
     """What all brokers do when a disk of any broker is degraded; `alert` changes nothing."""
     storage_degraded_producer_byte_rate: Annotated[int, size(1, MAX_INT64), LIVE] = 64 * _KIB
-    """With `throttle_producers`: bytes per second of each producer on each broker."""
+    """Bytes per second of each producer on each broker, with `throttle_producers`."""
 
     tune_ballast_file: Annotated[bool, Flag()] = False
     """Keep a file that can be deleted when the disk is full."""

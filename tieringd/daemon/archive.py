@@ -36,7 +36,7 @@ class Archive:
     manifests: ManifestStore
     remote_log: RemoteLog
     gate: UploadGate
-    """At full pace until a controller sets another."""
+    """The gate before uploads, at full pace until a controller sets another."""
     layout: Layout
     catalog: Catalog
     reader: ArchiveReader

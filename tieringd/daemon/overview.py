@@ -35,7 +35,7 @@ class DaemonFacts:
     """The kind of the object store and the bucket's name."""
     broker: str
     started_at: float = field(default_factory=time.monotonic)
-    """By the monotonic clock."""
+    """Start of the daemon, on the clock of `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class _Host:
     host_id: str
     is_first_start: bool
     archives: tuple[str, ...] = ()
-    """Where the archives are that this host has claimed."""
+    """The places of the archives that this host has claimed."""
 
 
 def note_host(config: Config) -> None:

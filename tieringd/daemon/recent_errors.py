@@ -67,7 +67,7 @@ class FoldedError:
     times: int
     """How often it came in the last `WINDOW_SECONDS`."""
     seconds_ago: float
-    """When the last one came."""
+    """Seconds since the last one."""
     remedy: str
 
 
@@ -79,7 +79,7 @@ class _Seen:
     where: str = ""
     hint: str = ""
     buckets: deque[list[float]] = field(default_factory=deque)
-    """When each bucket began, and how many events it has."""
+    """The start of each bucket in monotonic seconds, and how many events it has."""
 
     def times(self, now: float) -> int:
         return int(sum(count for began, count in self.buckets.copy() if began > now - WINDOW_SECONDS))

@@ -83,11 +83,11 @@ class EndpointSettings:
 
     advertised_host: str
     advertised_port: int
-    """Where clients that bootstrapped here connect next: this endpoint."""
+    """Port of this endpoint, to which clients that bootstrapped here connect next."""
     bucket: str
     sync_interval_seconds: float = 30.0
     """How old the known state of the bucket may be."""
     answer_timeout_seconds: float = 25.0
-    """For the object store, for one request. Clients give up after 30 seconds by default."""
+    """Deadline of the object store's part of one request. Clients give up after 30 seconds by default."""
     longest_wait_seconds: float = 30.0
-    """For a Fetch at the end of the archive, whatever the client asks: a client that left is not noticed."""
+    """Longest wait of a Fetch at the archive's end, whatever a client asks. A lost client goes unnoticed."""

@@ -75,7 +75,7 @@ class PartitionRead(HeldRead):
     bounds: PartitionManifest | None = None
     """The manifest; None while it is not known."""
     start_offset: int = -1
-    """Where the log begins, including its history. -1 while that is unknown, as clients expect."""
+    """First offset of the log, including its history; -1 while that is unknown, as clients expect."""
     is_outside: bool = False
     """Whether the offset is neither in the archive nor at its end."""
     error: TieringError | None = None

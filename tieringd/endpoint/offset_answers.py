@@ -45,7 +45,7 @@ _NOTHING: Final = ListedOffset(-1)
 
 
 class OffsetAnswers:
-    """Where archived logs begin and end, and the offsets of timestamps and leader epochs."""
+    """The first and the end offsets of archived logs, and the offsets of timestamps and leader epochs."""
 
     def __init__(
         self,

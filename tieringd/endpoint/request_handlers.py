@@ -39,7 +39,7 @@ class EndpointResponse:
     pieces: tuple[Piece, ...]
     release: Callable[[], None] = release_nothing
     waited_for: tuple[str, ...] = ()
-    """For a Fetch: the chunks that were awaited from the object store."""
+    """The chunks that a Fetch awaited from the object store."""
 
 
 class RequestHandlers:

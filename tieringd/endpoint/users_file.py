@@ -107,7 +107,7 @@ class Users:
     """The content of a users file."""
 
     credentials: Mapping[str, Mapping[str, ScramCredential]] = field(default_factory=dict)
-    """By user and mechanism."""
+    """Credentials by user and mechanism."""
     rules: tuple[TopicRule, ...] = ()
 
     @classmethod

@@ -61,7 +61,7 @@ class ErasedPartition:
     """Keys of the data objects that replace them."""
     retired_at_ms: int
     deletion_due_at_ms: int
-    """By the configuration of the job; a daemon uses its own."""
+    """Time in ms since the epoch at which the job's configuration allows deletion. A daemon uses its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class DeletedPartition:
 
     partition: int
     log_start_offset: int | None
-    """Where the broker's log begins now; None if the broker did not delete."""
+    """The first offset of the broker's log now; None if the broker did not delete."""
     archive_start_offset: int | None
-    """Where the archive begins now; None if the bucket does not have the deletion."""
+    """The first offset of the archive now; None if the bucket does not have the deletion."""
     fault: str
     """Why the deletion is unfinished; empty if it is finished."""
 

@@ -67,7 +67,7 @@ class FileName:
     """The parts of a segment file's name."""
 
     base_offset: int
-    """For a producer snapshot, the end of the offsets that it covers, exclusive."""
+    """The segment's first offset, or for a producer snapshot the exclusive end of what it covers."""
     kind: LogFileKind
 
 

@@ -67,7 +67,7 @@ class BatchHeader(NamedTuple):
     attributes: int
     last_offset_delta: int
     base_timestamp_ms: int
-    """With a delete horizon, that horizon: record timestamps are still relative to it."""
+    """Base of the record timestamps, in ms. It is the delete horizon of a batch that has one."""
     max_timestamp_ms: int
     producer_id: int
     producer_epoch: int

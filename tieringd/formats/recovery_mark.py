@@ -23,7 +23,7 @@ class RecoveryMark:
     """The records written to one partition of a target topic."""
 
     next_offset: int
-    """In the archive: all visible records before it are in the target."""
+    """The archive's offset before which all visible records are in the target."""
     target_topic_id: str
     """A topic that was deleted and created again has another id, and none of the records."""
     isolation: str

@@ -66,7 +66,7 @@ class BaseIndex:
     base_timestamp_ms: int
     max_timestamp_ms: int
     broker_timestamp_ms: int | None
-    """When the broker last appended clients' records; None if the index does not hold the time."""
+    """Time of the last append of clients' records in ms since the epoch; None if the index lacks it."""
 
 
 def parse_base_index(data: bytes) -> BaseIndex:

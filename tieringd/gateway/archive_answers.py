@@ -51,7 +51,7 @@ class FetchQuestion:
     """Partitions whose fetch offset the broker found out of range."""
 
     partitions: Mapping[PartitionKey, AskedPartition]
-    """In the order of the broker's response."""
+    """The partitions to read, in the order of the broker's response."""
     max_bytes: int
     """How many bytes the client's limit leaves for all of them together, besides the broker's records."""
     needs_a_batch: bool
@@ -60,12 +60,12 @@ class FetchQuestion:
     wait_seconds: float = LONGEST_WAIT_SECONDS
     """How long the client waits. Partitions that are not read by then have an answer without records."""
     due: asyncio.Future[None] | None = None
-    """When it is done, the client waits no longer, whatever *wait_seconds* is."""
+    """A future that ends the client's wait when it is done, whatever *wait_seconds* is."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextFetch:
-    """Where a client's next Fetch of a partition continues, if the archive serves it again."""
+    """The offset of a client's next Fetch of a partition, if the archive serves it again."""
 
     next_offset: int
     """The next offset to fetch."""

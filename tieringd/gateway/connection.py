@@ -79,13 +79,13 @@ class GatewaySettings:
     client_archive_bytes_per_second: int | None = None
     """Rate of archived records to one host; None is unlimited."""
     connect_timeout_seconds: float = 10.0
-    """For a connection to the broker, and for every TLS handshake."""
+    """Deadline of a connection to the broker, and of every TLS handshake."""
     answer_timeout_seconds: float = 25.0
-    """For one answer of the archive. Clients give up after 30 seconds by default."""
+    """Deadline of one answer of the archive. Clients give up after 30 seconds by default."""
     permit_seconds: float = PERMIT_SECONDS
     """How long the broker's last response allows an answer that is prepared ahead."""
     idle_timeout_seconds: float = 660.0
-    """For a connection on which nothing moves. Brokers close theirs after 600 seconds by default."""
+    """Time after which a silent connection is closed. Brokers close theirs after 600 seconds by default."""
     slow_timeout_seconds: float = 60.0
     """
     How long a client may take to log in, and how long it may send a request, or take a response, slowly.

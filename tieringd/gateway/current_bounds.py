@@ -37,7 +37,7 @@ _KEPT: Final = 20_000
 @dataclass(frozen=True, slots=True)
 class _Told:
     at: float
-    """When the broker was asked."""
+    """Time of the question to the broker, in loop time."""
     bounds: LogBounds | TieringError | None
 
 

@@ -215,15 +215,15 @@ class ClientResponse:
 
     pieces: tuple[Piece, ...]
     release: Callable[[], None]
-    """To be called once, after the pieces were sent or on failure."""
+    """A function to call once, after the pieces were sent or on failure."""
     archived: bool
     """False if the pieces are the broker's own bytes."""
     has_unread: bool = False
-    """For a Fetch: whether a partition has no records because the archive was not read in time."""
+    """Whether a partition of a Fetch has no records because the archive was not read in time."""
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
-    """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
+    """The next offsets of a Fetch's partitions, if the archive is expected to serve all of them again."""
     waited_for: tuple[str, ...] = ()
-    """For a Fetch: the chunks that were awaited from the object store."""
+    """The chunks that a Fetch awaited from the object store."""
 
     def addressed_to(self, correlation_id: int) -> ClientResponse:
         """Return this answer for another request that asks the same."""
@@ -242,7 +242,7 @@ class PendingRequest:
     prepared: ClientResponse | None = None
     """An archived answer that was ready before the request came. The broker has not seen the request."""
     leader_epochs: Mapping[PartitionKey, int | TieringError] = field(default_factory=dict)
-    """For DeleteRecords: leader epochs that had begun before the request was passed on."""
+    """Leader epochs that had begun before a DeleteRecords was passed on."""
     is_limited: bool = False
     """Whether the Fetch that the broker got has a lower limit of bytes than the client's."""
     hidden: frozenset[PartitionKey] = frozenset()
@@ -254,11 +254,11 @@ class PendingRequest:
     is_ahead: bool = False
     """Whether the gateway itself asks, and no client. The response is not forwarded."""
     reader: Reader | None = None
-    """For a Fetch: whose it is."""
+    """The reader that sent a Fetch; None for other requests."""
     begun_at: float = 0.0
-    """For a Fetch: when it arrived, on the clock of `time.monotonic`."""
+    """Arrival of a Fetch, on the clock of `time.monotonic`."""
     user: str | None = None
-    """For SaslAuthenticate: the user that has logged in if the broker accepts it."""
+    """The user that has logged in if the broker accepts a SaslAuthenticate."""
 
     @property
     def is_own(self) -> bool:

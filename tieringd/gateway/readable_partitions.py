@@ -377,7 +377,7 @@ class _LogStart:
     """The result of a look-up of one partition."""
 
     archive_offset: int | None
-    """Where its archive begins; None if it has no archive."""
+    """The first offset of its archive; None if it has no archive."""
     broker_offset: int
     """A lower bound of the broker's log start. An archive that is created later begins at or after it."""
     looked_up_at: float

@@ -107,7 +107,7 @@ class RequestFrames(Frames):
         self._is_authenticating = False
         self._login = login
         self._fetch_at: float | None = None
-        """When the Fetch arrived that is held back."""
+        """Arrival of the Fetch that is held back, on the clock of `time.monotonic`; None if none is."""
         self._has_begun = False
 
     @property

@@ -49,11 +49,11 @@ class ArchivableResponse:
     pending: PendingRequest
     response: bytes
     out_of_range: tuple[FetchedPartition, ...] = ()
-    """For a Fetch response: the out-of-range partitions that the archive may have."""
+    """The out-of-range partitions of a Fetch response that the archive may have."""
     hidden: tuple[FetchedPartition, ...] = ()
-    """For a Fetch response: the out-of-range partitions that the client did not ask for so."""
+    """The partitions of a Fetch that the gateway asked the broker for at an offset that no log has."""
     records_bytes: int = 0
-    """For a Fetch response: the size of the broker's own records."""
+    """The size of the broker's own records in a Fetch response."""
 
 
 class ResponseFrames(Frames):

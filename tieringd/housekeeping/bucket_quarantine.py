@@ -82,7 +82,7 @@ class QuarantinedObject:
     """Its key before the move."""
     size_bytes: int
     quarantined_at_ms: int
-    """By the store's clock."""
+    """Time of the move in ms since the epoch, by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)

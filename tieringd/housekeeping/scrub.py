@@ -254,7 +254,7 @@ class ScrubJob:
         """A heap of due times. A time that is not that of the partition's progress any more is outdated."""
         self._due_count = 0
         self._done_at_ms: OrderedDict[TopicIdPartition, int] = OrderedDict()
-        """When each partition's last complete scrub ended, longest ago first; 0 before the first."""
+        """End of each partition's last whole scrub in ms since the epoch, oldest first; 0 without one."""
         self._last_led: Collection[TopicIdPartition] | None = None
         self._has_faults_changed = True
         self._search: _SearchProgress | None = None

@@ -159,7 +159,7 @@ class TopicPurgeJob:
         self._clock = clock
         self._metrics = metrics
         self._absent_since_ms: dict[TopicKey, int] = {}
-        """Since when topics that are live in the bucket are missing in the cluster, by the steady clock."""
+        """First ms on the steady clock at which a topic, live in the bucket, was missing in the cluster."""
         self._gone: frozenset[TopicKey] = frozenset()
         self._said = self._doubt = ""
         self._batch: tuple[TopicKey, ...] = ()

@@ -45,7 +45,7 @@ class ReadinessCollector(Collector):
 
 
 class HealthGauges:
-    """When each loop of the daemon last succeeded, whether the last reload did, and what runs."""
+    """The last success of each loop of the daemon, whether the last reload succeeded, and what runs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.succeeded_at = Gauge(
@@ -115,7 +115,7 @@ class HealthGauges:
 
 
 class CertificateCollector(Collector):
-    """When our certificates expire. A file is read again when it has changed, so a renewal is seen."""
+    """Expiry times of our certificates. A changed file is read again, so that a renewal is seen."""
 
     def __init__(self, files: Callable[[], Collection[Path]]) -> None:
         """Keep *files*, which returns the PEM files that begin with our certificate."""
@@ -146,7 +146,7 @@ class CertificateCollector(Collector):
 
 
 class CredentialsCollector(Collector):
-    """When the credentials for the object store expire, if they do."""
+    """Expiry time of the credentials for the object store, if they expire."""
 
     def __init__(self, end: Callable[[], float | None]) -> None:
         """Keep *end*, which returns the expiry in Unix time."""

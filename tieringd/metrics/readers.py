@@ -41,7 +41,7 @@ _STORE_READS: Final = frozenset({"get", "get_range", "head"})
 
 
 class Source(StrEnum):
-    """Where the records of a Fetch response come from."""
+    """The place from which a Fetch response has its records."""
 
     BROKER = "broker"
     CACHE = "cache"

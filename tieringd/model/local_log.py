@@ -46,7 +46,7 @@ class LocalPartition:
 
     topic_partition: TopicPartition
     topic_id: str
-    """From `partition.metadata`; NO_TOPIC_ID when the file is absent."""
+    """The topic's id from `partition.metadata`; NO_TOPIC_ID when the file is absent."""
     path: str
     log_dir: str
 

@@ -73,7 +73,7 @@ class PartitionManifest:
     """Unique per writer, so that a writer recognises its own commits."""
     committed_at_ms: int = 0
     began_at_ms: int = 0
-    """When the first version was written."""
+    """Time of the first version in ms since the epoch."""
     epochs: tuple[EpochStart, ...] = ()
     segments: SegmentTable = field(default_factory=SegmentTable.of)
     gaps: tuple[Gap, ...] = ()
@@ -83,7 +83,7 @@ class PartitionManifest:
     allowed_local_start_offset: int | None = None
     """The local retention hint: where local retention lets the local log begin; None if it sets no limit."""
     expired_at_ms: int | None = None
-    """When total retention or a user's DeleteRecords last moved `start_offset`; None if it never moved."""
+    """Time in ms since the epoch of the last move of `start_offset` by retention or a user; None if none."""
     retired: tuple[Retired, ...] = ()
     """Segments removed by retention, merges and compaction, oldest first."""
     crossing: tuple[CrossingTransaction, ...] = ()

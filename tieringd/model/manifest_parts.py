@@ -53,7 +53,7 @@ class Retired:
 
     segments: SegmentTable
     retired_at_ms: int
-    """When they were taken out. Earlier readers may still use the old manifest, and need the objects."""
+    """Time of their removal in ms since the epoch. Earlier readers may still need the objects."""
     winners_end: int = 0
     """
     For segments that a compaction replaced: the exclusive end of the offsets of the winners.

@@ -47,7 +47,7 @@ class OperatorDecision:
     decided_by: str
     made_for: ManifestVersion
     is_aborted: Mapping[int, bool] = field(default_factory=dict)
-    """For each producer whether its transaction was aborted; otherwise it was committed."""
+    """Whether the transaction of each producer, by producer id, was aborted; otherwise it was committed."""
     give_up: tuple[int, int] | None = None
     """The first and the last offset that become a gap, both inclusive; None where nothing is given up."""
     keep: bool = False

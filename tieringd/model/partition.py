@@ -48,7 +48,7 @@ class TopicIdPartition:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Where a partition's log begins and ends on the broker that leads it."""
+    """The first offset and the end offsets of a partition's log, on the broker that leads it."""
 
     log_start_offset: int
     last_stable_offset: int

@@ -160,7 +160,7 @@ class RemoteSegment:
     index_size_bytes: int
     """Size of the `.log.index` sidecar object."""
     broker_timestamp_ms: int = NO_TIMESTAMP
-    """When the broker appended the newest of its records, if the broker records that, or NO_TIMESTAMP."""
+    """Time of the broker's last append in ms since the epoch; NO_TIMESTAMP if the broker records none."""
     index_crc32c: int = NO_CRC
     """
     Checksum of the whole sidecar, and part of the object's name.

@@ -81,7 +81,7 @@ class _Block:
 
     rows: int
     cells: tuple[_Cells, ...]
-    """In the order of `_NAMES`."""
+    """The values of each column, in the order of `_NAMES`."""
     base_offset: int
     """Base offset of its first row."""
     latest_ms: int
@@ -155,7 +155,7 @@ class SegmentTable:
 
     def __init__(self, blocks: tuple[_Block, ...], writers: tuple[str, ...]) -> None:
         self.blocks = blocks
-        """For `Column` only."""
+        """The rows, block by block. Only `Column` uses this from outside."""
         self._writers = writers
         self._ends = array("q", accumulate(block.rows for block in blocks))
         self._bases = array("q", (block.base_offset for block in blocks))

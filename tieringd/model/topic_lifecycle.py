@@ -48,4 +48,4 @@ class Deletion:
     """Size of their data objects; None before the archive was closed."""
     purged_at_ms: int | None = None
     checked_at_ms: int | None = None
-    """When the bucket was searched again for late objects; None before that."""
+    """Time of the second search for late objects in ms since the epoch; None before it."""

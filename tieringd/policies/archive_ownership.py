@@ -26,7 +26,7 @@ class Claimant:
 
     cluster: str
     owner: str
-    """As in `ArchiveOwners`."""
+    """The owner's name, as in `ArchiveOwners`."""
     is_first_start: bool = False
     """Whether the host's state directory was empty before. Always false with the owner `BROKER`."""
 

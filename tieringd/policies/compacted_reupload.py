@@ -238,7 +238,7 @@ class _ReuploadWalk:
         From this offset up to the run, the archive matches the log; None where the run begins such a range.
         """
         self._expected: int | None = None
-        """Where the next file begins if no file is missing."""
+        """Base offset of the next file if no file is missing."""
         self._has_earlier = False
         """Whether the range from `_alike_from` matches only once an earlier run is replaced."""
         self._is_reframed = log.is_reframed

@@ -81,7 +81,7 @@ def _by_name(item: tuple[QuotaEntity, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AlertSettings:
-    """When a disk is low, and when it is degraded."""
+    """The thresholds of free space at which a disk is low, or degraded."""
 
     alert_free_bytes: int
     """`storage_space_alert_free_threshold_bytes`; 0 leaves it to the percentage."""

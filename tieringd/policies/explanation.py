@@ -32,11 +32,11 @@ from tieringd.policies.upload_plan import MissingRange, UploadLimits, UploadPlan
 
 
 class Place(StrEnum):
-    """Where a segment's bytes are."""
+    """The tier that has a segment's bytes."""
 
     LOCAL = "local"
     PARTLY = "partly"
-    """On the broker, with its head in the archive."""
+    """The broker has the segment, and the archive its head."""
     BOTH = "both"
     ARCHIVE = "archive"
     NOWHERE = "nowhere"
@@ -47,9 +47,9 @@ class State(StrEnum):
 
     ACTIVE = "active"
     WAITING = "waiting"
-    """To be uploaded later."""
+    """The upload comes later."""
     DUE = "due"
-    """To be uploaded now."""
+    """The upload is due now."""
     UNPROVED = "unproved"
     """The archive continues after it, and does not hold what is on disk."""
     KEPT = "kept"
@@ -101,7 +101,7 @@ class SegmentExplanation:
     reason: str
     next_step: str
     due_ms: int | None = None
-    """When time alone brings the next step; None where the step depends on anything else."""
+    """Time of the next step in ms since the epoch; None where it depends on more than time."""
 
 
 @dataclass(frozen=True, slots=True)

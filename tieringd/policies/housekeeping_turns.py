@@ -60,9 +60,9 @@ class JobStatus:
     is_done: bool
     """Whether it had nothing more to do in this round."""
     served_at: float
-    """When its last turn began, or when it was registered."""
+    """Time of its last turn's start, or of its registration, on the steady clock."""
     covered_at: float
-    """When it last completed all of its work."""
+    """Time of the last completion of all of its work, on the steady clock."""
     not_before: float = 0.0
     """The earliest time of the next turn, after a failure."""
 
@@ -87,7 +87,7 @@ class TurnPlan:
     is_forced: bool
     reason: str
     wait_seconds: float
-    """When to plan again; 0 where there is a turn."""
+    """Seconds until the next plan; 0 where there is a turn."""
 
 
 def plan_turn(

@@ -28,7 +28,7 @@ class KeptReason:
     reason: str
     next_step: str
     due_ms: int | None = None
-    """When time alone ends it; None where it depends on anything else."""
+    """Time at which the reason ends, in ms since the epoch; None where it depends on more than time."""
 
 
 def kept_locally(

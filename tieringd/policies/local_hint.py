@@ -109,7 +109,7 @@ class HintPlan:
     """
     because: str
     trims_to: int = 0
-    """Where the trim that follows ends; 0 where there is nothing to trim."""
+    """Exclusive end of the trim that follows; 0 where there is nothing to trim."""
 
     def applied_to(self, manifest: PartitionManifest) -> PartitionManifest:
         """Return *manifest* with this hint."""

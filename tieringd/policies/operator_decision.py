@@ -26,7 +26,7 @@ class DecidedPart:
     """What is kept of an archive's tail, and what becomes a gap."""
 
     divergence_offset: int
-    """Where the leader's log parts from the archive, by its history or by the operator."""
+    """The offset where the leader's log parts from the archive, by its history or by the operator."""
     cut_offset: int
     """Exclusive end of what is kept. The gap at the end, if there is one, begins here."""
     is_settled: bool = False

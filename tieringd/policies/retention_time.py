@@ -106,7 +106,7 @@ class ClockHistory:
     """What a process knows of the clocks."""
 
     started: HostTime
-    """When the process began."""
+    """The host's clocks at the start of the process."""
     agreed: HostTime
     """The last reading at which ages were certain; until there is one, the process's start."""
     store_time: StoreTime | None = None

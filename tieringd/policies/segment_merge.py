@@ -145,7 +145,7 @@ class MergePlan:
     runs: tuple[MergeRun, ...]
     passed: tuple[SkippedSegments, ...]
     resume_offset: int
-    """Where the next call continues, once the runs are merged."""
+    """Offset from which the next call continues, once the runs are merged."""
     is_complete: bool
     """Whether the end of what may be merged was reached."""
 

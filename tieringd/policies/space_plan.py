@@ -183,7 +183,7 @@ class SpacePlan:
     phases: tuple[PhasePlan, ...]
     """Always all five, in order."""
     kept: tuple[KeptPartition, ...]
-    """For every partition, in order of topic and number."""
+    """What stays of every partition, in order of topic and number."""
     cursor: TopicPartition | None
     """The partition that gave the last segment in a lap: the next round's laps begin after it."""
 

@@ -56,7 +56,7 @@ class PresencePlan:
     present: frozenset[TopicKey] = frozenset()
     """Not live in the bucket, but in the cluster."""
     gone: frozenset[TopicKey] = frozenset()
-    """In whatever state, and not in the cluster, as all of its brokers say: only these may be purged."""
+    """Not in the cluster, as all of its brokers say, in whatever state in the bucket: these may be purged."""
     again: frozenset[TopicKey] = frozenset()
     """Purged in the bucket and in the cluster, without an id: another topic of the same name."""
     nothing_known_because: str = ""

@@ -373,7 +373,7 @@ def is_new(*, closed_seconds_ago: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OrderLimits:
-    """When danger precedes fairness, and how far."""
+    """Limits of the order: from when on danger precedes fairness, and how far."""
 
     near_loss_seconds: float = 3600.0
     """Data that the broker deletes within this time precedes the rest."""
@@ -392,7 +392,7 @@ class WaitingPartition:
 
     partition: TopicIdPartition
     loss_at: float
-    """When the broker would delete bytes that are not durable; infinity when it would not."""
+    """Time at which the broker would delete bytes that are not durable; infinity when it would not."""
     backlog_bytes: int
     last_served_turn: int
     """0 when it has not been served yet."""

@@ -56,7 +56,7 @@ class RecordedRewriting:
 
     rewriting: Rewriting
     stored_at_ms: int
-    """When the record was stored, by the store's clock."""
+    """Time of storing the record in ms since the epoch, by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class _Claims:
 
 
 class _NewerLeaders:
-    """Where the logs of leaders after a given epoch begin."""
+    """The first offsets of the logs of leaders after a given epoch."""
 
     def __init__(self, epoch_starts: Mapping[int, int]) -> None:
         self._epochs = sorted(epoch_starts)
@@ -451,7 +451,7 @@ def _passed_over(units: Iterable[_Unit], recorded: Iterable[RecordedRewriting], 
     # The replaced segments were in the manifest at the time of the record. A merge's own objects may have
     # come too late.
     there_ms: dict[int, int] = {}
-    """By line, the latest time at which a unit's other segments cannot have been there."""
+    """The latest time, by line, at which a unit's other segments cannot have been there."""
     for one, (stored, replaced) in zip(recorded, lines.named, strict=True):
         is_merge = one.rewriting.kind is RewritingKind.MERGED
         for numbers, at_ms in (

@@ -40,7 +40,7 @@ Downloaded: TypeAlias = "OpenFile | bytes | None"
 
 
 class DownloadBudget:
-    """At most *slots* holders at once, with at most *size_bytes* together."""
+    """A limit of *slots* holders at once, and of *size_bytes* for all of them together."""
 
     def __init__(self, slots: int, size_bytes: int) -> None:
         self._slots = slots
@@ -121,7 +121,7 @@ class DownloadLimits:
     piece_bytes: int = 16 << 20
     """How many bytes one request asks for. An ordinary chunk takes one request."""
     piece_timeout_seconds: float = 60.0
-    """For one request, including its retries. After it, a store that hangs is reported as an error."""
+    """Deadline of one request, including its retries. A store that hangs longer is reported as an error."""
 
 
 class ChunkDownloader:

@@ -52,7 +52,7 @@ class ArchivedBatches:
     aborted: tuple[AbortedTransaction, ...] = ()
     """Every aborted transaction with data in the batches, and perhaps more of the same segment."""
     mark_corrupt: Callable[[], None] = release_nothing
-    """To be called when the file cannot be read: the next reader checks the file again."""
+    """A function to call when the file cannot be read, so that the next reader checks the file again."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

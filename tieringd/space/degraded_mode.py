@@ -64,7 +64,7 @@ class _Peer:
     published: PublishedDiskState | None
     """None when it cannot be decoded."""
     changed_at: float | None = None
-    """When this daemon saw it change, by its own clock; None before a second version."""
+    """Time of the last change that this daemon saw, by its own clock; None before a second version."""
 
 
 class DiskStateBoard:

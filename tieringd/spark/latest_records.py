@@ -43,7 +43,7 @@ class LatestKeys:
         self._committed = ReadCommittedFilter(index.aborted)
         self._rules = rules
         self.latest: dict[bytes, tuple[int, bool]] = {}
-        """By key: the latest offset, and whether it is a tombstone to remove. The caller may empty it."""
+        """The latest offset of each key, and whether it is a tombstone to remove. Callers may empty it."""
         self.records = 0
         """
         All records that clients wrote, with those of aborted transactions and before the archive's start.

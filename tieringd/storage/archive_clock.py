@@ -49,7 +49,7 @@ class ArchiveClock:
         self._shown: tuple[int, bool] | None = None
         """Error and doubt as the metrics show them. A step of an archiver asks for the time ten times."""
         self._commit_doubted_at = -math.inf
-        """When a manifest with a commit time in the future was last met, by the steady clock."""
+        """Time on the steady clock at which a manifest with a future commit time was last met."""
 
     def listen_to(self, store: object) -> None:
         """Compare with the clock of *store* from now on, if the store reports a time at all."""

@@ -425,9 +425,9 @@ class _FilesystemTime:
     """A reading of a filesystem's clock."""
 
     time_ms: int
-    """Since the epoch."""
+    """The filesystem's time in ms since the epoch."""
     read_at: float
-    """By this host's steady clock: waiting for a lock or flushing a directory may take minutes after it."""
+    """Time of the reading, by this host's steady clock. A lock or a flush may take minutes after it."""
 
     def now_ms(self) -> int:
         """Return what the filesystem's clock shows now."""

@@ -59,9 +59,9 @@ class StoreLimits:
     initial_backoff_seconds: float = 0.1
     max_backoff_seconds: float = 10.0
     segment_upload_timeout_seconds: float = 30.0
-    """For a put from a file, or a join; all attempts together."""
+    """Deadline of a PUT from a file, or of a join, for all attempts together."""
     manifest_upload_timeout_seconds: float = 10.0
-    """For every other operation; all attempts together."""
+    """Deadline of every other operation, for all attempts together."""
     max_concurrent_requests: int = 20
     """Reads and writes together."""
 

@@ -115,4 +115,4 @@ class S3Settings(ConnectionSettings):
     in one PUT.
     """
     multipart_part_bytes: int = 64 << 20
-    """At least 5 MiB; larger where an object would have more than 10,000 parts."""
+    """Size of a part, at least 5 MiB; larger where an object would have more than 10,000 parts."""

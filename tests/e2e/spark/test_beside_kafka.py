@@ -85,7 +85,7 @@ async def test_batch_has_the_rows_of_the_kafka_source(spark, places, ends, given
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_transactions_are_read_as_the_kafka_source_reads_them(spark, places, ends, isolation):
-    """In both isolation levels, under the Kafka client's name of the option."""
+    """Both isolation levels work under the name that the Kafka client gives the option."""
     given = {
         "subscribe": TRANSACTIONS,
         "endingOffsets": ends(TRANSACTIONS),
@@ -105,7 +105,7 @@ async def test_transactions_are_read_as_the_kafka_source_reads_them(spark, place
     ],
 )
 async def test_topics_are_chosen_as_the_kafka_source_chooses_them(spark, places, ends, given, topics):
-    """By a pattern, with what Java has of its own, or partition by partition."""
+    """Topics are chosen by a pattern of Java, or by partition, as with the Kafka source."""
     given |= {"endingOffsets": ends(*map(codec_topic, topics))}
     wanted = rows(table_of(spark, places, "kafka", given))
     assert {row[0] for row in wanted} == set(map(codec_topic, topics))
@@ -113,7 +113,7 @@ async def test_topics_are_chosen_as_the_kafka_source_chooses_them(spark, places,
 
 
 async def test_times_of_the_broker_are_told_as_the_kafka_source_tells_them(spark, places, ends):
-    """With their type."""
+    """Times that the broker set have the same value and type as with the Kafka source."""
     given = {"subscribe": APPEND_TIME, "endingOffsets": ends(APPEND_TIME)}
     wanted = rows(table_of(spark, places, "kafka", given))
     assert {row[4] for row in wanted} == {1}

@@ -43,7 +43,11 @@ async def cleaned(cluster, topic, directory):
 async def test_log_is_trimmed_though_the_cleaner_has_joined_its_files(  # noqa: PLR0917 - fixtures
     cleaning, seaweedfs, topic, objects, prefix, tmp_path, spark
 ):
-    """What the erasure left alone follows the cleaner; the key stays out, which the broker still has."""
+    """
+    Segments that the erasure left alone follow the cleaner.
+
+    The key stays out, though the broker has it.
+    """
     directory = cleaning.log_dir() / f"{topic}-0"
     await create(cleaning, topic, "compact,delete")
     await write(cleaning, topic, range(90))

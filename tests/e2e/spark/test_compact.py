@@ -85,7 +85,11 @@ async def test_archive_is_what_a_consumer_would_keep(keyed, write_kafka_config, 
 
 
 async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, tmp_path):
-    """It uploads what comes, trims what was compacted, and puts nothing back; both tiers read as one log."""
+    """
+    The daemon uploads what comes, trims compacted segments, and puts nothing back.
+
+    Both tiers are one log.
+    """
     await keyed.create()
     await keyed.write(seed=1)
     config = {
@@ -121,7 +125,11 @@ async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, t
 
 # Long: a JVM of its own is killed, and another one does the work again.
 async def test_job_that_is_killed_leaves_the_archive_as_it_was(keyed, write_kafka_config, spark, tmp_path):
-    """In the middle of its writing: what it had stored is named by nothing, and another run does it all."""
+    """
+    A job that is killed while it writes replaces nothing, and another run does all of its work.
+
+    No manifest names what the killed job had stored.
+    """
     await keyed.create()
     await keyed.write(seed=3, records=200)
     topics = {keyed.name: {"redpanda.remote.write": True}}

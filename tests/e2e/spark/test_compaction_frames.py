@@ -13,7 +13,7 @@ from tieringd.spark.jobs.compaction_tasks import BITMAP_OFFSETS, KEY_SCHEMA, Key
 
 @pytest.fixture(scope="module")
 def rows():
-    """Give keys of two partitions, told of by each segment, and summaries; one of them has a fault."""
+    """Give keys of two partitions, reported by each segment, and summaries; one of them has a fault."""
     random = Random(1)
     rows = [
         KeyRow(partition, -1, b"key-%d" % random.randrange(40), row * 100 + at, row, random.random() < 0.3)

@@ -70,7 +70,7 @@ def test_stream_goes_on_from_its_checkpoint(client, archive, tmp_path):
 
 
 def test_mistake_is_told_to_the_client(client, archive):
-    """With what the source says of it."""
+    """The client gets the words of the source's own error."""
     archive.filled()
     table = client.read.format("tieringd").option("subscribe", "absent").load(archive.url)
     with pytest.raises(PySparkException, match="absent"):

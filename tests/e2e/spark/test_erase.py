@@ -79,7 +79,7 @@ async def test_every_record_of_a_key_goes_and_is_noted(keyed, write_kafka_config
 
 
 async def test_daemon_does_not_bring_it_back(keyed, write_kafka_config, spark, tmp_path):
-    """It deletes the old objects, trims its log, merges, and scrubs: the key stays gone from the bucket."""
+    """The daemon deletes the old objects, trims its log, merges and scrubs, and the key stays gone."""
     await keyed.create()
     await keyed.write(seed=6)
     path = write_kafka_config(
@@ -135,7 +135,7 @@ async def test_erasure_that_says_too_little_changes_nothing(keyed, write_kafka_c
 
 
 async def test_quarantine_is_told_of(keyed, write_kafka_config, spark):
-    """What no manifest named is there under its old key, and may hold the record."""
+    """Objects that no manifest names are there under their old keys, and may hold the record."""
     await keyed.create()
     await keyed.write(seed=9, records=80)
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})

@@ -47,7 +47,7 @@ def read_on_cluster(tmp_path):
 # Long: a standalone cluster of Spark starts.
 @pytest.mark.timeout(900)  # The first test of Spark waits for all that it needs.
 def test_executor_uses_its_own_credentials(read_on_cluster, seaweedfs, samples, sample_objects):
-    """What the driver's environment holds stays there; nothing had to be registered, or sent by hand."""
+    """The driver's environment stays with the driver. No registration and no copy of it is needed."""
     options = s3_options(seaweedfs, bucket=BUCKET, prefix=samples.prefix) | {"subscribe": _TOPIC}
     secret = {"FIRST_SECRET": seaweedfs.secret_key, "SECOND_SECRET": seaweedfs.secret_key}
     first, second = (options | {"secretKey": f"${{{name}}}"} for name in secret)

@@ -139,7 +139,7 @@ async def test_parquet_holds_what_a_consumer_reads(spark, kafka, samples, sample
 async def test_uncommitted_parquet_in_s3_holds_aborted_records(  # noqa: PLR0917 - fixtures
     spark, kafka, samples, sample_objects, objects, prefix, tmp_path
 ):
-    """In the archive's own store, by its credentials."""
+    """Export works in the archive's own store, by the archive's credentials."""
     export(
         spark,
         config_at(samples.config),
@@ -159,7 +159,7 @@ async def test_uncommitted_parquet_in_s3_holds_aborted_records(  # noqa: PLR0917
 
 
 async def test_iceberg_holds_what_a_consumer_reads(spark, kafka, samples, sample_objects, tmp_path):
-    """In Redpanda's layout, one table for each topic; read by pyiceberg."""
+    """Tables have Redpanda's layout, one for each topic, and pyiceberg reads them."""
     warehouse = tmp_path / "warehouse"
     with running_catalog(warehouse) as catalog:
         target = IcebergTarget("test", catalog_properties(warehouse))
@@ -174,7 +174,11 @@ async def test_iceberg_holds_what_a_consumer_reads(spark, kafka, samples, sample
 async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
     spark, kafka, growing, topic, objects, seaweedfs, prefix, tmp_path
 ):
-    """To Parquet, and to a table in S3 which executors write to with the catalogue's credentials."""
+    """
+    The second run adds only new records, to Parquet and to a table in S3.
+
+    Executors write to S3 with the credentials of the catalogue.
+    """
     parquet = ParquetTarget(f"file://{tmp_path}/lake", partition_by="day")
     properties = catalog_properties(tmp_path) | {
         "warehouse": f"s3://{BUCKET}/{prefix}-warehouse",
@@ -211,7 +215,11 @@ async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
 async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(  # noqa: PLR0917 - fixtures
     spark, kafka, growing, topic, objects, tmp_path
 ):
-    """It is killed with SIGKILL at the first, the fourth, the seventh file, and so on; then one is not."""
+    """
+    The process is killed with SIGKILL at its first, fourth and seventh file, and so on.
+
+    The last run ends.
+    """
     lake = tmp_path / "lake"
     command = [sys.executable, "-m", "tests.support.export_process"]
     for round_ in range(2):
@@ -266,7 +274,7 @@ async def test_damaged_object_stops_the_export_and_what_it_wrote_does_not_count(
 
 
 def test_task_that_fails_whenever_it_is_tried_is_an_error_to_try_again_later(spark):
-    """It says why in one line, and not in two stack traces."""
+    """The error says why in one line, without two stack traces."""
 
     def work(_portion):
         raise StorageUnavailable("the store does not answer")

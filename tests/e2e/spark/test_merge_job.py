@@ -65,7 +65,7 @@ async def test_small_segments_become_few(keyed, write_kafka_config, spark):
 
 
 async def test_compacted_topics_are_left_alone(keyed, write_kafka_config, spark):
-    """Where the configuration says so: their segments follow the broker's cleaner."""
+    """Compacted topics are not merged if they follow the broker's cleaner."""
     await keyed.create()
     await keyed.write(seed=1)
     properties = {"redpanda.remote.write": True, "cleanup.policy": "compact,delete"}

@@ -9,7 +9,7 @@ SECRET, KEY_ID = "sEcReTvAlUe123", "AKIAKEYKEYKEY123"
 
 @pytest.mark.parametrize("kind", ["read", "readStream"])
 def test_plan_has_neither_key_id_nor_secret(spark, kind):
-    """Of a table as of a stream."""
+    """The plan of a table or of a stream has neither the key id nor the secret."""
     options = {"subscribe": "orders", "accessKey": KEY_ID, "secretKey": SECRET, "region": "x"}
     table = getattr(spark, kind).format("tieringd").options(**options).load("s3://bucket/prefix")
     execution = table._jdf.queryExecution()

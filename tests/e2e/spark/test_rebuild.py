@@ -62,7 +62,7 @@ def test_archive_of_a_broker_comes_back(spark, samples, sample_objects, tmp_path
 
 
 def test_lost_indexes_come_back_with_their_transactions(spark, samples, sample_objects, tmp_path):
-    """Without any index of the transactional topic, aborted records stay hidden."""
+    """Aborted records stay hidden without any index of the transactional topic."""
     config, root = copied_archive(sample_objects, tmp_path)
     before = {one: read_records(config, TRANSACTIONS, "--isolation", one) for one in ISOLATIONS}
     lose_manifests(root)
@@ -97,7 +97,7 @@ def archive(tmp_path):
 
 
 def test_command_is_a_dry_run_until_it_is_told_to_write(spark, archive):
-    """After the write, the daemon goes on from the written manifest."""
+    """The command writes only with `--write`, and a daemon goes on from the written manifest."""
     root = archive.parent / "archive"
     before = described(archive, "orders")
     lose_manifests(root)

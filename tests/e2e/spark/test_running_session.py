@@ -27,7 +27,7 @@ def archive(tmp_path_factory):
 
 
 def test_session_goes_on_as_it_was(spark, archive):
-    """With its own properties; the command names the same master, and has run on the same context."""
+    """The command runs on the context that is there, and the session keeps its own properties."""
     context = spark.sparkContext
     spark.conf.set("spark.sql.session.timeZone", "CET")
     try:
@@ -44,7 +44,11 @@ def test_session_goes_on_as_it_was(spark, archive):
 
 
 def test_properties_of_a_command_are_its_own(spark):
-    """Those that may change hold in its session; times are in UTC unless it asks for others."""
+    """
+    Properties that may change hold in the command's session.
+
+    Times are in UTC unless it asks for others.
+    """
     spark.conf.set("spark.sql.session.timeZone", "CET")
     try:
         with spark_session(master=None, conf={"spark.sql.shuffle.partitions": "3"}) as session:
@@ -66,7 +70,7 @@ def test_properties_of_a_command_are_its_own(spark):
     ids=["master", "changed", "unset"],
 )
 def test_another_spark_than_the_running_one_is_refused(spark, archive, options, told):
-    """It would not be what was asked for; the error says what differs and what to do."""
+    """The running Spark is not what was asked for, and the error says what differs and what to do."""
     done = run_here("spark", "usage", "--config", str(archive), *options)
     assert (done.returncode, done.stdout) == (2, b"")
     assert told in done.stderr.decode()

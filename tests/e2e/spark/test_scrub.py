@@ -99,7 +99,7 @@ def test_every_planted_fault_is_found_and_no_other(spark, archive):
 
 @pytest.mark.leaves_damage("the damaged manifest stays")
 def test_damaged_manifest_is_found(spark, archive):
-    """Whatever else it hides."""
+    """A damaged manifest is found and named, whatever else it hides."""
     manifest = archived_manifest(FileObjects(archive.parent / "archive"), "orders", 1)
     path = archive.parent / "archive" / manifest_key(manifest.partition)
     path.write_bytes(path.read_bytes()[:-1])
@@ -158,7 +158,11 @@ def test_command_prints_a_report_and_exits_by_it(spark, archive, tmp_path):
 
 
 def test_spark_submit_runs_the_same_commands(archive, tmp_path):
-    """With its own master; the exit code is the command's. Spark may print beside the report."""
+    """
+    `spark-submit` runs the command with its own master and ends with its exit code.
+
+    Spark may print beside the report.
+    """
     file = run_command("spark", "submit-file").stdout.decode().strip()
     submit = str(Path(sys.executable).with_name("spark-submit"))
     options = ["--master", "local[2]", "--conf", "spark.driver.host=127.0.0.1", "--driver-memory", "1g"]

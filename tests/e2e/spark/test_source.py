@@ -102,7 +102,7 @@ def _until_cleaned(kafka, topic, active):
 
 
 def test_topics_are_read_together(spark, options, sample_objects):
-    """By pattern, each row with its topic and partition."""
+    """A pattern reads several topics, and each row has its topic and partition."""
     table = frame(spark, options, subscribePattern=r"codec\.of_records-.*")
     ends = table.groupBy("topic", "partition").agg(functions.max("offset").alias("end"))
     found = {(row.topic, row.partition): row.end for row in ends.collect()}
@@ -115,7 +115,7 @@ def test_topics_are_read_together(spark, options, sample_objects):
 
 
 async def test_times_are_found_as_the_broker_finds_them(spark, kafka, options):
-    """To the record, also inside of compressed batches."""
+    """A time finds the same record as the broker's own search, also inside a compressed batch."""
     topic = codec_topic("zstd")
     begin, end = FIRST_TIME_MS + 11 * STEP_MS + 1, FIRST_TIME_MS + 63 * STEP_MS
     table = frame(spark, options, subscribe=topic, startingTimestamp=begin, endingTimestamp=end)
@@ -125,13 +125,13 @@ async def test_times_are_found_as_the_broker_finds_them(spark, kafka, options):
 
 
 def test_daemon_s_configuration_is_enough(spark, samples, sample_objects):
-    """With its file there is nothing else to set."""
+    """The daemon's configuration file is all that the source needs."""
     table = frame(spark, {"config": str(samples.config), "subscribe": TRANSACTIONS})
     assert seen_in(table)[-1].offset == archived_manifest(sample_objects, TRANSACTIONS).next_offset - 1
 
 
 def test_columns_follow_a_schema_or_an_option(spark, options):
-    """What is not wanted is not decoded, and a schema of one's own does the same."""
+    """Columns that are not wanted are not decoded, and a schema of the user's does the same."""
     given = options | {"subscribe": TRANSACTIONS}
     by_option = spark.read.format("tieringd").options(**given, columns="offset,key").load()
     by_schema = spark.read.format("tieringd").schema("offset LONG, key BINARY").options(**given).load()
@@ -140,7 +140,7 @@ def test_columns_follow_a_schema_or_an_option(spark, options):
 
 
 def test_secrets_are_in_no_plan(spark, options):
-    """Neither what a query explains nor what went wrong shows them."""
+    """A query's plan and its errors show no secret."""
     given = options | {"subscribe": "no such topic", "secretKey": "hUsH-hUsH"}
     table = spark.read.format("tieringd").options(**given).load()
     explained = table._jdf.queryExecution().toString()
@@ -161,7 +161,7 @@ def test_secrets_are_in_no_plan(spark, options):
     ],
 )
 def test_mistakes_are_told_through_spark(spark, options, changes, message):
-    """With our own words in the exception that a user sees."""
+    """The exception that a user sees has the words of the source's own error."""
     with pytest.raises(PySparkException) as raised:
         frame(spark, options | {"subscribe": TRANSACTIONS} | changes).count()
     assert message in str(raised.value)

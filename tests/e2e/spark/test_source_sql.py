@@ -78,7 +78,7 @@ def purchases(spark, million):
 
 
 def test_million_records_are_counted(spark, million, purchases):
-    """In all, and in each partition from its first offset to its last."""
+    """All records are counted, in each partition from its first offset to its last."""
     _, answers = million
     rows = spark.sql(
         f"SELECT partition, count(*) AS n, count(DISTINCT offset) AS d, min(offset) AS a, max(offset) AS b "
@@ -92,7 +92,7 @@ def test_million_records_are_counted(spark, million, purchases):
 
 
 def test_sums_by_key_are_right(spark, million, purchases):
-    """As Python has added them up."""
+    """Sums by key are those that Python has counted."""
     _, answers = million
     rows = spark.sql(f"SELECT user, sum(amount) AS spent, count(*) AS n FROM {purchases} GROUP BY user")
     found = {row.user: (row.spent, row.n) for row in rows.collect()}
@@ -100,7 +100,7 @@ def test_sums_by_key_are_right(spark, million, purchases):
 
 
 def test_latest_by_key_is_right(spark, million, purchases):
-    """By offset, which is the order of the log."""
+    """The latest value of each key is the one with the highest offset."""
     _, answers = million
     rows = spark.sql(
         f"SELECT user, max_by(amount, offset) AS amount FROM {purchases} WHERE partition = 0 GROUP BY user"
@@ -127,7 +127,7 @@ def test_one_table_may_be_used_in_many_ways(spark, million, purchases):
 
 
 def test_range_of_time_is_read_alone(spark, million):
-    """From the second half's first time on, without the tasks for the first half."""
+    """A start time in the middle gives the second half, without the tasks for the first half."""
     archive, answers = million
     half = answers.records // _PARTITIONS // 2
     given = {"path": archive.url, "subscribe": "purchases", "startingTimestamp": DEFAULT_TIME_MS + half}

@@ -131,7 +131,11 @@ def test_crash_in_a_batch_neither_loses_nor_repeats(spark, archive, tmp_path):
 
 
 def test_new_partitions_and_topics_are_read_by_a_running_query(spark, archive, tmp_path):
-    """From their first offset on, without a restart; the progress is told as the Kafka source tells it."""
+    """
+    A running query reads new partitions and topics from their first offset on, without a restart.
+
+    It reports its progress as the Kafka source does.
+    """
     writers = [archive.filled("orders.a", 0, segments=1)]
     least = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "1h"}
     sink = Sink(spark, tmp_path, path=archive.url, subscribePattern="orders.*", **least)
@@ -199,7 +203,7 @@ def test_stream_reads_what_a_consumer_reads(spark, options, transactions, tmp_pa
 
 
 def test_stream_has_no_end(spark, archive):
-    """As with the Kafka source."""
+    """An ending offset is refused for a stream, as with the Kafka source."""
     archive.filled()
     options = {"path": archive.url, "subscribe": "orders", "endingOffsets": "latest"}
     with pytest.raises(PySparkException, match="a streaming query has no end"):

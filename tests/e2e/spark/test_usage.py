@@ -31,7 +31,7 @@ def day_of(time_ms: int) -> str:
 
 
 def test_archive_of_a_broker_is_counted(spark, samples, sample_objects):
-    """By topic and day of upload: each segment's bytes, objects, requests and cost."""
+    """Each segment's bytes, objects, requests and cost are counted by topic and by day of upload."""
     report = usage(spark, loaded(samples.config))
     document = json.loads(report.as_json())
     wanted = defaultdict(lambda: [0, 0, 0])
@@ -67,7 +67,7 @@ def test_archive_of_a_broker_is_counted(spark, samples, sample_objects):
 
 
 def test_days_may_be_those_of_records(spark, samples):
-    """What was written with a time of its own counts on that day."""
+    """Records with a time of their own count on the day of that time."""
     document = json.loads(usage(spark, loaded(samples.config), topics=["codec*"], day_of="record").as_json())
     assert {row["day"] for row in document["tables"]["days"]} == {day_of(FIRST_TIME_MS)}
 
@@ -115,6 +115,6 @@ def test_command_counts_and_exits_by_faults(spark, archive, tmp_path):
 
 
 def test_topic_that_is_not_there_is_an_error(spark, archive):
-    """It names what was asked for."""
+    """The error names the missing topic."""
     with pytest.raises(ObjectNotFound, match="no topic that matches paymnets"):
         usage(spark, loaded(archive), topics=["orders", "paymnets"])

@@ -113,7 +113,11 @@ def test_compact_does_what_a_dry_run_tells(archive, ran):
 
 
 def test_merge_joins_small_segments(archive, ran):
-    """To the same bytes, by a process with its own Spark; an unknown topic is an error."""
+    """
+    Small segments become one with the same bytes, and an unknown topic is an error.
+
+    The merge runs in a process with its own Spark.
+    """
     objects = FileObjects(archive.parent / "archive")
     before = [archived_bytes(archive, "orders", number) for number in PARTITIONS]
 
@@ -141,7 +145,7 @@ def merged_by_a_process(path, *arguments):
 
 
 def test_master_that_spark_does_not_know_exits_2(archive):
-    """With Spark's own words, and without its stack."""
+    """The error has Spark's own words, without its stack."""
     done = run_command("spark", "merge", "orders", "--config", str(archive), "--master", "local[many]")
     errors = done.stderr.decode()
     assert (done.returncode, done.stdout) == (2, b""), errors
@@ -162,7 +166,7 @@ def children_of(pid: int) -> list[int]:
 
 
 async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
-    """As one that is killed for its memory: the JVM is gone, and nothing was replaced."""
+    """The command ends with one line of error if Spark's JVM is killed, for example for its memory."""
     write_partition(tmp_path / "logs", "orders-0", segments=SEGMENTS)
     config = directory_config([tmp_path / "logs"], tmp_path, tmp_path / "state")
     config |= s3_properties(seaweedfs, bucket=BUCKET, prefix=prefix)
@@ -191,7 +195,7 @@ async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
 
 @pytest.mark.leaves_damage("the damaged object stays")
 def test_damage_is_a_fault_and_exit_1(archive, ran):
-    """What it belongs to stays as it is; an erasure says that the key may be there."""
+    """The damaged partition stays as it is. An erasure says that the key may be in it."""
     objects = FileObjects(archive.parent / "archive")
     before = archived_manifest(objects, "orders")
     path = archive.parent / "archive" / segment_keys(before)[0]
@@ -240,7 +244,7 @@ async def test_erase_does_what_a_dry_run_tells(ran, keyed, write_kafka_config, t
 async def test_exports_are_brought_up_to_date(  # noqa: PLR0917 - fixtures
     ran, keyed, write_kafka_config, seaweedfs, prefix, tmp_path
 ):
-    """To Parquet files and to a table, both in S3: each record that a consumer reads once, in two runs."""
+    """Two exports to Parquet files and to a table, both in S3, have each readable record once."""
     await keyed.create()
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})
     store = {

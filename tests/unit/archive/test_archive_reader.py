@@ -63,7 +63,7 @@ async def test_batches_begin_with_the_one_that_holds_the_offset(archive, stored,
 
 
 async def test_reading_starts_at_the_index_entry(store, archive, stored):
-    """What lies before the index entry of the offset is not fetched."""
+    """Bytes before the index entry of the offset are not fetched."""
     key, index = stored
     asked: list[int] = []
     get_range = store.get_range
@@ -117,7 +117,7 @@ async def test_reader_that_stops_early_leaves_no_request_behind(stored):
 
 
 async def test_damaged_batch_is_named_by_object_and_position(writer, store, archive, stored):
-    """A flipped byte is found by the batch's own checksum, and its place is told."""
+    """The batch's own checksum shows a flipped byte, and the error has the batch's place."""
     key, index = stored
     data = bytearray(store.objects[key][0])
     third = (await batches_of(archive.reader, key, index, 0))[2]

@@ -66,7 +66,7 @@ async def test_listing_takes_all_pages(archive, store, tmp_path):
 
 
 async def test_other_objects_are_passed_over(archive, store, writer):
-    """What lies among the topic manifests and is none is left alone."""
+    """Objects among the topic manifests that are none are left alone."""
     await archive_of(writer, archive)
     store.add("meta/cluster/topics/notes.txt", b"")
 
@@ -124,7 +124,7 @@ async def test_topic_without_any_archived_partition_says_so(archive, writer):
 
 
 async def test_topic_that_was_only_seen_is_not_in_the_archive(archive, writer):
-    """Its manifest tells daemons how it began; of its records nothing is stored."""
+    """The manifest of a seen topic tells daemons how the topic began. None of its records is stored."""
     await archive.manifests.ensure_topic(key_of(writer), partition_count=0)
 
     assert [topic async for topic in archive.catalog.topics()] == []

@@ -78,7 +78,7 @@ async def test_two_that_close_at_once_are_content(writer, archive, store, held):
 
 
 async def test_partition_without_a_manifest_is_closed_only_with_one_to_begin_with(writer, archive):
-    """Otherwise there is nothing to close."""
+    """A partition without a manifest stays without one, unless a manifest to begin with is given."""
     assert (await closed(archive.manifests, writer.identified)).manifest is None
     begin = PartitionManifest.begin(writer.identified, start_offset=0)
     assert (await closed(archive.manifests, writer.identified, begin=begin)).existing.is_closed

@@ -107,7 +107,7 @@ async def test_reader_names_object_and_position(archive, store, damaged, tmp_pat
 
 
 async def test_deep_scrub_finds_it(archive, damaged):
-    """By the checksum of the whole object."""
+    """The checksum of the whole object shows the damage to a deep scrub."""
     manifest, key, _ = damaged
     report = await archive.verifier.verify(manifest, deep=True)
     assert [fault for fault in report.faults if key in fault]

@@ -55,7 +55,7 @@ async def begun(archiver, partition, *, leader_epoch: int = 3) -> StoredManifest
 
 
 async def test_archiver_goes_on_after_an_edit(store, archiver, job, partition):
-    """Its next commit is lost, it reads the manifest again, and then it commits under the same epoch."""
+    """The archiver loses its next commit, reads the manifest again, and commits under the same epoch."""
     stored = await begun(archiver, partition)
     await job.edit(partition, grow)
 
@@ -121,7 +121,7 @@ async def test_edit_that_is_overtaken_is_made_again(store, archiver, job, partit
 
 
 async def test_edit_that_changes_nothing_writes_nothing(store, archiver, job, partition):
-    """None from the change leaves the bucket as it was."""
+    """A change that returns None leaves the bucket as it was."""
     stored = await begun(archiver, partition)
 
     async def leave(_manifest: PartitionManifest) -> None:
@@ -132,7 +132,7 @@ async def test_edit_that_changes_nothing_writes_nothing(store, archiver, job, pa
 
 
 async def test_edit_whose_answer_was_lost_is_recognised(store, archiver, job, partition):
-    """It took effect once, and is not made a second time."""
+    """The edit took effect once, and is not made a second time."""
     await begun(archiver, partition)
     store.fail_next("put", unknown, after_effect=True)
 
@@ -159,7 +159,7 @@ async def test_edit_of_what_is_not_there(job, partition):
 
 
 async def test_closed_manifest_is_not_edited(archiver, job, partition):
-    """What was moved elsewhere, or is being purged, stays as it is."""
+    """A manifest that was moved elsewhere, or is being purged, stays as it is."""
     await begun(archiver, partition, leader_epoch=CLOSED_EPOCH)
 
     with pytest.raises(FencedError, match="is closed"):

@@ -97,7 +97,7 @@ async def test_commit_numbers_go_on_from_what_is_stored(ours, theirs, partition)
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_lost_swap_under_the_same_epoch_fences(store, ours, theirs, partition, is_first):
-    """Of two writers under one epoch the slower is fenced, and the winner's manifest stays."""
+    """The slower of two writers under one epoch is fenced, and the winner's manifest stays."""
     stored = _NOTHING
     if not is_first:
         stored = await ours.commit(stored, longer(stored, partition), leader_epoch=1)
@@ -110,7 +110,7 @@ async def test_lost_swap_under_the_same_epoch_fences(store, ours, theirs, partit
 
 
 async def test_lost_swap_to_a_newer_epoch_fences(store, ours, theirs, partition):
-    """A deposed leader's swap fails, and it is told which epoch owns the manifest."""
+    """A deposed leader's swap fails, and the error names the epoch that owns the manifest."""
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=1)
     won = await theirs.commit(stored, longer(stored, partition), leader_epoch=2)
 
@@ -185,7 +185,7 @@ async def test_own_commit_is_recognised_after_its_answer_was_lost(store, ours, p
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_commit_without_effect_is_not_taken_for_done(store, ours, partition, is_first):
-    """When the check afterwards shows the old version, the commit is unavailable, not fenced."""
+    """A commit is unavailable, not fenced, if the check afterwards shows the old version."""
     stored = _NOTHING
     if not is_first:
         stored = await ours.commit(stored, longer(stored, partition), leader_epoch=0)
@@ -208,7 +208,7 @@ async def test_known_failure_needs_no_check(store, ours, partition):
 
 
 async def test_check_after_an_unknown_outcome_may_fail_too(store, ours, partition):
-    """When the check fails too, nothing is known, and the commit is unavailable."""
+    """A commit is unavailable if its check fails too, because its outcome is unknown."""
     store.fail_next("put", unknown, after_effect=True)
     store.fail_next("get", lambda: store_unavailable("get"))
 
@@ -217,7 +217,7 @@ async def test_check_after_an_unknown_outcome_may_fail_too(store, ours, partitio
 
 
 async def test_unknown_outcome_that_another_writer_overtook_fences(store, ours, theirs, partition):
-    """When the check shows another writer's manifest, the own commit is lost and the writer fenced."""
+    """A commit is lost and its writer fenced if the check shows another writer's manifest."""
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
     await theirs.commit(stored, longer(stored, partition), leader_epoch=1)
     store.fail_next("put", unknown)

@@ -65,7 +65,11 @@ def joiner(store, tmp_path):
     ],
 )
 async def test_object_holds_the_sources_in_order(store, tmp_path, host_bytes):
-    """Whatever the store can do, the bytes are the sources', and what came here is told."""
+    """
+    The object has the bytes of its sources, whatever the store can do.
+
+    The result gives the number of bytes that came through this host.
+    """
     assert await joiner(store, tmp_path).join("key", filled(store), crc32c=crc32c(WHOLE)) == host_bytes
     assert store.objects["key"][0] == WHOLE
     assert list(tmp_path.iterdir()) == []
@@ -156,7 +160,7 @@ async def test_short_source_is_refused(tmp_path):
 
 
 async def test_work_directory_that_is_missing_is_named(tmp_path):
-    """Where the file cannot be made, the error says where, and what to do."""
+    """The error names the setting of the directory if the file cannot be made."""
     store = PlainStore()
     with pytest.raises(LocalFileError, match="state_directory"):
         await joiner(store, tmp_path / "missing").join("key", filled(store), crc32c=crc32c(WHOLE))

@@ -46,7 +46,7 @@ async def test_clusters_of_a_bucket_take_one_request_each():
 
 
 async def test_brokers_of_a_cluster_share_the_record():
-    """Whichever comes first writes it; the others find it right, at once and later."""
+    """The first broker of a cluster writes the record, and the others find it right, at once and later."""
     store = MemoryStore()
     await asyncio.gather(*(OwnerRecord(store, place="p").claim(ONE) for _ in range(3)))
     _, info = await store.get(ARCHIVE_OWNERS_KEY)
@@ -76,7 +76,7 @@ async def test_of_two_clusters_at_once_one_gets_the_bucket():
 
 
 async def test_requirement_writes_nothing():
-    """It only tells what a claim would do."""
+    """The requirement only checks what a claim would do."""
     store = await filled("meta/other/topics/t_i/topic_manifest.json")
     with pytest.raises(ConfigError, match="that of the cluster other"):
         await OwnerRecord(store, place="p").require(ONE)
@@ -85,7 +85,7 @@ async def test_requirement_writes_nothing():
 
 
 async def test_operator_shares_the_archive():
-    """After that both clusters claim it, and the record is as it was."""
+    """Both clusters claim a shared archive, and claims leave the record as it is."""
     store = await filled("meta/other/topics/t_i/topic_manifest.json")
     record = OwnerRecord(store, place="p")
     assert await record.admit(ONE) == ArchiveOwners({"other": None})
@@ -97,7 +97,7 @@ async def test_operator_shares_the_archive():
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1}', b'{"version": 2, "clusters": {}}'])
 async def test_record_that_cannot_be_read_is_not_replaced(data):
-    """Not even by an operator's command: it may be a newer release's."""
+    """No claim or command of an operator replaces an unreadable record: it may be a newer release's."""
     store = MemoryStore()
     await store.put(ARCHIVE_OWNERS_KEY, data, crc32c=crc32c(data))
     record = OwnerRecord(store, place="p")

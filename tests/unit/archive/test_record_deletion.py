@@ -40,7 +40,7 @@ async def spilled(writer, store, clock, monkeypatch):
 
 
 async def test_deletion_reaches_over_spilled_segments(spilled, writer, store, clock):
-    """At each offset: every record at or past it can be read, and none before it."""
+    """Every record at or past the offset can be read and none before it, for each offset of a deletion."""
     whole = await values_in(archive_in(store), spilled)
     for before_offset in range(1, spilled.next_offset + 1):
         manifest = await delete(store, writer, before_offset, clock=clock)

@@ -35,7 +35,7 @@ async def transacted(writer, archive):
 
 
 async def test_uncommitted_reading_shows_every_record(writer, archive, transacted):
-    """Without isolation all clients' records come, and no control record."""
+    """Uncommitted reading gives all clients' records, and no control record."""
     found = await values_in(archive, transacted)
 
     assert found == written_below(writer, transacted.next_offset)
@@ -52,7 +52,7 @@ async def test_committed_reading_leaves_out_what_was_aborted(writer, archive, tr
 
 @pytest.mark.parametrize("read_committed", [False, True])
 async def test_reading_starts_at_any_offset(writer, archive, transacted, read_committed):
-    """From every offset on come exactly the records that come from the start, less those before."""
+    """A read from any offset gives the records of a read from the start, less those before the offset."""
     whole = await values_in(archive, transacted, read_committed=read_committed)
 
     for offset in range(transacted.next_offset + 2):
@@ -105,7 +105,7 @@ async def test_gap_is_told_only_to_readers_across_it(archive, with_gap):
 
 
 async def test_gap_at_the_end_is_told(archive, writer, with_gap):
-    """A gap that no segment follows yet is told when the records are over."""
+    """A gap that no segment follows yet is reported when the records are over."""
     ends_with_gap = with_gap.with_gap(
         type(with_gap.gaps[0])(with_gap.next_offset, with_gap.next_offset, "a test", 0)
     )
@@ -170,7 +170,7 @@ async def test_object_that_has_gone_is_not_an_end(writer, archive, store):
 
 
 async def test_records_that_cannot_be_parsed_name_their_object(writer, store):
-    """A batch with a right checksum and wrong records is told by object, position and offset."""
+    """The error of a batch with a right checksum and wrong records has object, position and offset."""
     writer.append(b"good")
     archive = archive_in(store)
     writer.roll()
@@ -219,7 +219,7 @@ async def test_time_is_found_among_small_and_large_batches(writer, archive, seed
 
 
 async def test_damaged_time_of_a_large_batch_is_noticed(writer, archive, store):
-    """Its header alone has no checksum: where the index contradicts it, the batch is read."""
+    """The header of a batch has no checksum of its own, so the batch is read if the index contradicts it."""
     for number in range(4):
         writer.append(bytes(2 * LOOKUP_BYTES), timestamp_ms=DEFAULT_TIME_MS + number)
     writer.roll()

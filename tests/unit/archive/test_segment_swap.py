@@ -130,7 +130,7 @@ async def test_swap_whose_answer_was_lost_is_done(store, writer, tmp_path):
 
 
 async def test_closed_archive_is_not_changed(store, writer, tmp_path):
-    """It goes on in another bucket."""
+    """The archive goes on in another bucket, so no merge changes it here."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
     archive = archive_in(store)
@@ -165,7 +165,7 @@ async def test_runs_over_the_end_of_what_is_spilled_are_merged(store, writer, tm
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect):
-    """After each request of a merge of spilled history that could be the last all is readable."""
+    """A merge of spilled history that dies at any request leaves all readable."""
     died = 0
     for number in range(1, 300):
         store, writer = MemoryStore(), LogWriter(tmp_path / f"{number}")
@@ -314,7 +314,11 @@ async def test_record_names_just_what_took_its_place(store, writer, is_whole):
 
 
 async def test_merge_of_rewritten_segments_is_recorded_when_it_takes_their_places(store, writer, tmp_path):
-    """Not when it was stored: another job has replaced some of them in between, and its word counts."""
+    """
+    A merge is recorded when it takes its parts' places, not when it is stored.
+
+    Another job has replaced some of the parts in between, and its record counts.
+    """
     manifest, limits = await filled(writer, store)
     partition = manifest.partition
     erased = [

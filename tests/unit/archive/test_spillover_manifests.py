@@ -70,7 +70,7 @@ async def test_what_is_not_asked_for_is_not_loaded(store):
 
 
 async def test_memory_is_bounded(store):
-    """What was not used for the longest time goes, and is loaded again."""
+    """The least recently used part goes, and is loaded again."""
     manifest, names = await spilling(store)
     size_bytes = PART_BYTES + 2 * ROW_BYTES
     spillovers = SpilloverManifests(store, held_bytes_max=2 * size_bytes)
@@ -106,7 +106,7 @@ async def test_part_before_another_one_than_it_names_is_not_passed_off(store):
 
 @virtually
 async def test_parts_are_read_from_the_cache_after_a_restart(tmp_path, store):
-    """Their files carry a checksum, which their names say as well."""
+    """The files of parts have a checksum, which their names have as well."""
     manifest, names = await spilling(store)
     for _ in range(2):
         host = Host(tmp_path / "cache", store)

@@ -27,7 +27,7 @@ def test_batch_that_unpacks_to_more_than_64_mib_is_not_unpacked(codec):
 
 @pytest.mark.parametrize("codec", [Codec.ZSTD, Codec.GZIP, Codec.LZ4, Codec.NONE])
 def test_ordinary_batch_has_the_first_record_of_that_time(codec):
-    """As ever."""
+    """The first record as late as the time is found, or none."""
     batch = batch_of(*(NewRecord(b"v", timestamp_ms=time) for time in (1, 5, 9)), codec=codec)
     assert _first_record_in(batch, "key", 0, 4).offset == 8
     assert _first_record_in(batch, "key", 9, 4).offset == 9

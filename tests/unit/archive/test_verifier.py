@@ -70,7 +70,7 @@ async def test_missing_object_is_found(archive, store, manifest, deep, name):
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda _: b""])
 async def test_wrong_size_is_found(archive, store, manifest, deep, change):
-    """An object of another size is told with both sizes."""
+    """The fault of an object of another size has both sizes."""
     key = data_key(manifest.partition, manifest.segments[1])
     store.add(key, change(store.objects[key][0]))
 
@@ -80,7 +80,7 @@ async def test_wrong_size_is_found(archive, store, manifest, deep, change):
 
 
 async def test_wrong_size_of_an_index_is_found(archive, store, manifest, key):
-    """An index of another size than the manifest says is told, although it is a whole index."""
+    """An index of another size than in the manifest is a fault, although it is a whole index."""
     index = decode_sidecar(store.objects[f"{key}.index"][0])
     store.add(f"{key}.index", encode_sidecar(replace(index, entries=())))
 
@@ -90,7 +90,7 @@ async def test_wrong_size_of_an_index_is_found(archive, store, manifest, key):
 
 
 async def test_wrong_index_of_the_same_size_is_found(archive, store, manifest, key):
-    """An index that another upload stored is told by its checksum, without reading it."""
+    """The checksum shows an index that another upload stored, without reading it."""
     index = decode_sidecar(store.objects[f"{key}.index"][0])
     other = encode_sidecar(replace(index, record_count=index.record_count + 1))
     assert len(other) == manifest.segments[1].index_size_bytes
@@ -102,7 +102,7 @@ async def test_wrong_index_of_the_same_size_is_found(archive, store, manifest, k
 
 
 async def test_wrong_checksum_is_found_without_reading(archive, store, manifest, key):
-    """Where the store tells the checksum, other bytes of the same size are found at once."""
+    """Other bytes of the same size are found without a read if the store gives the checksum."""
     data = store.objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     store.requests.clear()
@@ -113,7 +113,7 @@ async def test_wrong_checksum_is_found_without_reading(archive, store, manifest,
 
 
 async def test_damage_that_the_store_does_not_tell_takes_a_deep_check(archive, store, manifest, key):
-    """Where the store reports no checksum, only reading the bytes finds the damage."""
+    """The damage is found only by reading the bytes if the store gives no checksum."""
     data = store.objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     forget_checksums(store)

@@ -93,7 +93,7 @@ async def test_what_the_second_check_does_not_find_stays(writer, archiver, store
 
 
 async def test_second_check_takes_no_more_than_the_first_found(writer, archiver, store, clock):
-    """What only the second check finds past retention waits for another check."""
+    """Segments that only the second check finds past retention wait for another check."""
     old = writer.closed_segment()
     young = writer.bases[-1]
     writer.append(timestamp_ms=clock() + 30_000)
@@ -189,7 +189,7 @@ async def test_topic_that_is_never_trimmed_keeps_its_local_log(writer, archiver,
 
 
 async def test_topic_that_is_not_read_remotely_waits_for_the_broker(writer, archiver, store, clock):
-    """What the broker still has is all that its clients have."""
+    """Clients have only what the broker still has, so its segments stay in the archive."""
     first, second = writer.closed_segment(), writer.closed_segment()
     limits = replace(ALL, is_read_remotely=False)
     await settled(archiver, writer, clock, total=limits)
@@ -201,7 +201,7 @@ async def test_topic_that_is_not_read_remotely_waits_for_the_broker(writer, arch
 
 @pytest.mark.parametrize("delay_ms", [0, PACE.delete_delay_ms])
 async def test_compact_only_topic_keeps_everything(writer, archiver, store, clock, delay_ms):
-    """Without delete in its cleanup.policy, however old it is."""
+    """A topic without `delete` in its `cleanup.policy` keeps everything, however old it is."""
     kept = writer.closed_segment()
     clock.now_ms += 1000 * DAY_MS + delay_ms
     await settled(archiver, writer, clock, total=replace(ALL, deletes=False))
@@ -299,7 +299,7 @@ async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes
 
 
 async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, clock):
-    """What is due when another leader took over is that one's to delete."""
+    """Segments that were due when another leader took over are the new leader's to delete."""
     # It would read the manifest by itself a little later.
     pace = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=MINUTE_MS - 10_000)
     seen = replace(observe(writer).topic, retention_pace=pace)
@@ -328,7 +328,7 @@ async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, cl
 
 
 async def test_idle_archiver_notices_a_job_s_edit(writer, archive, archiver, store, clock):
-    """It has nothing to commit, and still learns of it, and deletes what the job has replaced."""
+    """An idle archiver learns of the edit without a commit of its own, and deletes what the job replaced."""
     for _ in range(3):
         writer.append(b"1")
         writer.roll()
@@ -388,7 +388,7 @@ async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, sto
 
 
 async def test_poll_for_edits_costs_one_request(writer, archiver, store, clock):
-    """As nothing has changed, nothing is read."""
+    """A poll for edits sends one HEAD request, and reads nothing if nothing has changed."""
     writer.closed_segment()
     seen = observe(writer, UNLIMITED)
     for _ in range(3):
@@ -415,7 +415,7 @@ def test_edits_are_noticed_before_their_deletion_is_due(interval_ms, delete_dela
 
 
 async def test_deletion_touches_no_other_object(writer, archiver, store, clock):
-    """By name, and only the two objects of each segment that left the manifest."""
+    """Retention deletes by name, and only the two objects of each segment that left the manifest."""
     writer.closed_segment(), writer.closed_segment()
     await archiver.step(observe(writer))
     keys = {
@@ -452,7 +452,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
 
 
 async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, clock):
-    """Of ten thousand idle partitions only those are stepped in which something is past retention."""
+    """Retention wakes only archivers of partitions in which something is past it."""
     writer.closed_segment()
     limits = TotalRetention(limit_ms=3 * MINUTE_MS, limit_bytes=None)
     seen = observe(writer, limits)

@@ -131,7 +131,7 @@ async def test_epochs_of_the_batches_are_in_the_manifest(writer, store):
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
 async def test_prefix_before_a_failed_upload_is_committed(writer, broker, refused):
-    """Of uploads side by side, those before the first failure count; none after it does."""
+    """Segments before the first failed upload are committed, and none after it."""
     store = PickyStore()
     written = [writer.closed_segment(b"%d" % number) for number in range(3)]
     store.refused = {written[refused]}
@@ -148,7 +148,7 @@ async def test_prefix_before_a_failed_upload_is_committed(writer, broker, refuse
 
 
 async def test_failing_store_does_not_keep_durable_segments_on_disk(writer, broker):
-    """While the store takes nothing more, what it has taken may go: the disk needs the room."""
+    """Durable segments leave the disk while the store takes no more: the disk needs the room."""
     store = PickyStore()
     writer.closed_segment()
     second = writer.closed_segment()
@@ -162,7 +162,7 @@ async def test_failing_store_does_not_keep_durable_segments_on_disk(writer, brok
 
 
 async def test_step_that_failed_on_the_local_log_trims_nothing(writer, archiver, broker):
-    """While something is wrong with the local files they stay as they are."""
+    """A step trims nothing if something is wrong with the local files."""
     writer.closed_segment()
     second = writer.closed_segment()
     seen = observed(writer, target_bytes=0)
@@ -187,7 +187,7 @@ async def test_unreadable_segment_ends_the_prefix(writer, archiver, store):
 
 
 async def test_commit_of_unknown_outcome_is_checked_before_the_next(writer, archiver, store, metrics):
-    """After a commit of unknown outcome the archiver reads the manifest and goes on from what it says."""
+    """The archiver reads the manifest again after a commit of unknown outcome, and goes on from there."""
     await archiver.step(observed(writer))
     writer.closed_segment()
     seen = observed(writer)
@@ -209,7 +209,11 @@ async def test_commit_of_unknown_outcome_is_checked_before_the_next(writer, arch
 
 
 async def test_own_commits_whose_answers_are_lost_fence_nothing(writer, archiver, store):
-    """However many there are: each is this process's own, and only those of others fence at the second."""
+    """
+    Lost answers to an archiver's own commits never fence it, however many there are.
+
+    Only commits of other processes fence it, at the second.
+    """
     await archiver.step(observed(writer))
     for number in range(3):
         writer.closed_segment()
@@ -320,7 +324,7 @@ async def test_fenced_archiver_changes_nothing(writer, archiver, store, broker):
 
 
 async def test_deposed_leader_that_does_not_know_it_trims_nothing(writer, archiver, store, broker):
-    """Its successor may have cut off the archive what it would trim by."""
+    """The successor may have cut the archive back, so a deposed leader trims nothing."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     before = observed(writer, target_bytes=0)
@@ -343,7 +347,7 @@ async def test_store_that_is_away_does_not_keep_durable_segments_from_being_trim
 
 
 async def test_new_leaders_claim_ends_the_old_one(writer, archiver, store, broker):
-    """From its first step on a new leader owns the manifest, though it has nothing to upload."""
+    """A new leader owns the manifest from its first step on, even if it has nothing to upload."""
     first = writer.closed_segment()
     await archiver.step(observed(writer))
     second = writer.closed_segment()
@@ -447,7 +451,7 @@ async def test_active_segment_is_uploaded_before_the_broker_can_delete_it(writer
 
 
 async def test_active_segment_that_cannot_be_cut_waits_until_it_is_closed(writer, archive, broker, clock):
-    """As where segments are stored in another form than they have on disk."""
+    """An active segment is not cut if segments are stored in another form than they have on disk."""
     limits = UploadLimits(cuts_segments=False, max_interval_ms=1)
     archiver = archiver_of(writer, archive, broker, now_ms=clock, limits=limits)
     writer.append(b"last", b"words")

@@ -47,7 +47,7 @@ async def test_corrupt_segment_is_quarantined(writer, archiver, store, broker, m
 
 
 async def test_quarantined_segment_is_not_read_again(writer, archiver, store):
-    """While its bytes are the same, a corrupt segment costs nothing more."""
+    """A corrupt segment is not read again while its bytes are the same."""
     bad = writer.closed_segment()
     writer.closed_segment()
     writer.flip_byte(bad)
@@ -137,7 +137,7 @@ async def test_archive_that_holds_nothing_begins_where_the_log_does(writer, arch
 
 
 async def test_gap_is_committed_with_what_follows_it(writer, archiver, store):
-    """Where what follows a gap cannot be uploaded there is no gap: a later leader may have it."""
+    """No gap is committed if what follows it cannot be uploaded: a later leader may have the lost offsets."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     lost = writer.closed_segment()
@@ -160,7 +160,7 @@ async def test_gap_is_committed_with_what_follows_it(writer, archiver, store):
 
 
 async def test_gap_that_moved_needs_two_observations_again(writer, archiver, store):
-    """When more is missing at the second observation, a third is needed."""
+    """A third observation is needed if more is missing at the second."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     for _ in range(3):
@@ -229,7 +229,7 @@ async def test_gap_that_closed_is_forgotten(writer, archiver, store, tmp_path):
 
 
 async def test_gap_waits_for_data_that_follows(writer, archiver, store):
-    """When all that is left is not eligible, nothing is recorded yet."""
+    """No gap is recorded while nothing that follows it is eligible for upload."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     writer.closed_segment()

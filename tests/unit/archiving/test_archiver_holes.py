@@ -42,7 +42,7 @@ def observe(writer, tmp_path):
 
 
 async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, observe, archive, broker):
-    """Its outcome is unknown and it is not whole: the marker of a later transaction says nothing of it."""
+    """The outcome of such a transaction is unknown: a later transaction's marker says nothing of it."""
     archiver = archiver_of(writer, archive, broker)
     with pytest.raises(LocalFileError, match="has no marker in the local log"):
         await archiver.step(observe(0))
@@ -103,7 +103,7 @@ async def test_one_observation_aborts_no_transaction_however_often_it_is_used(
 
 
 def test_hole_is_confirmed_by_another_observation_and_as_it_is(observe):
-    """What the first observation has and the second lacks is missing in one observation only."""
+    """A hole that the second observation lacks is missing in one observation only."""
     watch = HoleWatch()
     seen = observe(0)
     hole, wider = (2, 3), (2, 5)
@@ -124,7 +124,7 @@ def test_hole_is_confirmed_by_another_observation_and_as_it_is(observe):
 
 
 async def test_archive_is_not_cut_back_by_a_log_with_a_new_hole(writer, archive, broker, request):
-    """Where a transaction began that is open at the divergence may be in the hole."""
+    """Nothing is replaced while the log has a hole: an open transaction may have begun in it."""
     before = await archived(writer, archive)
     observe = request.getfixturevalue("observe")
     writer.truncate(writer.bases[-1] - 1)

@@ -69,7 +69,7 @@ async def expect_as_in_the_log(archive, writer, manifest) -> None:
 async def test_transaction_whose_marker_was_lost_past_the_archive_s_end_is_archived_again(
     writer, archive, broker, was_ended_as, ended_as
 ):
-    """All that is archived is on the lineage, and the index tells of an end that the log has no more."""
+    """All archived records are on the lineage, and the index has an end that the log has no more."""
     end = archived_up_to_a_marker(writer)
     getattr(writer, was_ended_as)(2)
     before = await archived(writer, archive)
@@ -111,7 +111,7 @@ async def test_transaction_whose_marker_the_new_leader_has_stays_as_it_is(writer
 
 
 async def test_transaction_beside_a_reopened_one_stays_as_it_is(writer, archive, broker):
-    """It crosses the archive's end as well, and the new leader has its marker."""
+    """A transaction that crosses the archive's end stays if the new leader has its marker."""
     writer.append(b"well ended", producer_id=3)
     writer.roll()
     begun = writer.append(b"transacted", producer_id=2)

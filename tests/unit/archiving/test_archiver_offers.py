@@ -43,7 +43,7 @@ def archiver(writer, archive, broker, metrics, clock):
 
 
 async def test_offer_is_committed_after_uploads_and_before_retention(writer, archiver, store):
-    """It sees what the step has uploaded, and its requests are no traffic; the step's own are."""
+    """An offer sees what the step has uploaded. Its requests are no traffic, and those of the step are."""
     end = writer.closed_segment(b"a")
     saw = []
     future = archiver.offer(Mark(7, saw=saw))
@@ -64,7 +64,7 @@ async def test_offers_are_committed_in_their_order(writer, archiver, store):
 
 
 async def test_archiver_at_rest_wakes_for_an_offer(writer, archiver):
-    """What it saw has not changed, and there is something to do."""
+    """An archiver at rest wakes for an offer, though its observation has not changed."""
     writer.closed_segment(b"a")
     seen = observed(writer)
     await archiver.step(seen)
@@ -109,7 +109,7 @@ async def test_outage_before_the_change_is_told_to_the_caller(writer, archiver, 
 
 
 async def test_change_that_fails_takes_those_behind_it_along(writer, archiver, store):
-    """Nothing of the manifest is known for certain then; each is told, and none is committed."""
+    """Nothing of the manifest is known for certain then. Each change fails, and none is committed."""
     await archiver.step(observed(writer))
     futures = [archiver.offer(Mark(1)), archiver.offer(Mark(2))]
     store.fail_next("put", lambda: store_unavailable("put"))

@@ -92,7 +92,7 @@ async def test_pins_wait_for_the_leader_s_own_epoch(writer, pinned, archive, bro
 
 
 async def test_archive_off_the_lineage_is_found_by_the_history_of_the_pins(writer, pinned, archive, broker):
-    """What is left of the log begins after the archive's end, and says nothing of what lies before."""
+    """The rest of the log begins after the archive's end, and says nothing of what lies before."""
     writer.closed_segment(b"lost", b"too")
     before = await archived(writer, archive)
     writer.truncate(0)

@@ -63,13 +63,13 @@ async def commit(manifests: ManifestStore, manifest: PartitionManifest) -> Store
 
 
 async def test_follower_knows_nothing_before_its_first_refresh(followed_manifests):
-    """What is not known is None, and neither zero nor everything."""
+    """An unknown manifest is None, and neither empty nor full."""
     assert followed_manifests.manifest(PARTITION) is None
     assert followed_manifests.take(PARTITION) is None
 
 
 async def test_follower_learns_where_the_archive_ends(followed_manifests, manifests):
-    """After a refresh the archive's end is known, and the manifest can be taken over with its version."""
+    """A refresh tells the archive's end, and the manifest can be taken over with its version."""
     committed = await commit(manifests, stored([remote(0, 9)]))
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION).next_offset == 10
@@ -77,7 +77,7 @@ async def test_follower_learns_where_the_archive_ends(followed_manifests, manife
 
 
 async def test_follower_of_a_partition_without_a_manifest_knows_that(followed_manifests, manifests):
-    """That nothing is stored is known too, and the next leader begins from there."""
+    """A follower knows that nothing is stored, and the next leader begins from there."""
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION) is None
     assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
@@ -128,7 +128,7 @@ async def test_follower_spreads_many_partitions_over_steps_oldest_first(followed
 
 
 async def test_follower_refreshes_first_what_it_knows_least_of(followed_manifests, manifests, clock):
-    """What was never read goes before what was read long ago, and that before what was read lately."""
+    """A manifest that was never read is refreshed first, and then those that were read the longest ago."""
     three, four = replace(PARTITION, partition=5), replace(PARTITION, partition=6)
     for one in ([PARTITION], [PARTITION, TWO], [PARTITION, TWO, three]):
         await followed_manifests.step(one)
@@ -140,7 +140,7 @@ async def test_follower_refreshes_first_what_it_knows_least_of(followed_manifest
 
 
 async def test_follower_keeps_what_it_knows_while_the_store_is_away(followed_manifests, manifests, clock):
-    """An old copy is better than none, the step ends at the first failure, and it is said."""
+    """An old copy is better than none. The step ends at the first failure, which is logged."""
     await commit(manifests, stored([remote(0, 9)]))
     await followed_manifests.step([PARTITION, TWO])
     clock.now_ms += REFRESH_INTERVAL_MS
@@ -164,7 +164,7 @@ async def test_follower_counts_what_it_refreshed_before_the_store_went_away(foll
 
 
 async def test_follower_passes_over_a_damaged_manifest(followed_manifests, manifests, clock):
-    """It is reported once a minute and not at every step, and the others are refreshed."""
+    """A damaged manifest is reported once a minute and not at every step, and the others are refreshed."""
     manifests.faults = {PARTITION: CorruptDataError("the manifest is damaged")}
     with capture_logs() as lines:
         await followed_manifests.step([PARTITION, TWO])

@@ -61,7 +61,7 @@ async def expect_as_in_the_log(archive, writer, manifest) -> None:
 
 
 async def test_segment_is_split_at_the_divergence(writer, archive, broker):
-    """Its good head becomes a segment of its own, and the leader's log follows it."""
+    """The good head of a segment becomes a segment of its own, and the leader's log follows it."""
     writer.append(b"good")
     divergence = writer.append(b"lost")
     writer.closed_segment(b"lost too")
@@ -164,7 +164,7 @@ async def test_one_scan_does_not_count_as_two(writer, archive, broker):
 
 @pytest.mark.parametrize("log_start", ["below the divergence", "past it"])
 async def test_head_reaches_the_divergence_wherever_the_log_begins(tmp_path, writer, archive, log_start):
-    """What the log has as well is in the head; what it has lost past the divergence is a gap."""
+    """The head has the records that the log has as well. Records lost past the divergence are a gap."""
     for value in (b"a", b"b", b"c"):
         writer.append(value)
     writer.append(b"lost")
@@ -416,7 +416,7 @@ class CrashWorld:
 
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_change_loses_nothing(tmp_path, takes_effect):
-    """Wherever a process ends, the good records can be read, and its successor ends where it would have."""
+    """The good records can be read after a crash at any change, and a successor reaches the same end."""
     whole = CrashWorld(tmp_path / "whole")
     await whole.run()
     await expect_as_in_the_log(
@@ -455,7 +455,7 @@ async def test_divergence_that_no_history_tells_is_for_an_operator(tmp_path, wri
 
 
 async def test_part_of_a_rewritten_segment_is_marked_as_rewritten(writer, archive, broker, store):
-    """It lacks the records that a job removed, and a record tells a rebuild that it is stored whole."""
+    """A part lacks the records that a job removed, and a record tells a rebuild that it is stored whole."""
     writer.append(b"good")
     divergence = writer.append(b"lost")
     writer.roll()

@@ -59,7 +59,11 @@ def asked(store, operation: str) -> int:
 
 @virtually
 async def test_first_answer_of_the_bucket_asks_for_another_round(upkeep, registry, writer):
-    """From then on the daemon knows what is paused. A listing that says the same again asks for no round."""
+    """
+    The first listing asks for another round: only then does the daemon know which topics are paused.
+
+    An equal listing asks for none.
+    """
     assert await upkeep.step(snapshot_of(writer))
     assert registry.is_known
     assert registry.manifest(topic_key(writer.identified)).partition_count == writer.identified.partition + 1
@@ -68,7 +72,7 @@ async def test_first_answer_of_the_bucket_asks_for_another_round(upkeep, registr
 
 @virtually
 async def test_topic_that_has_gone_since_its_archiver_began_has_a_manifest(upkeep, registry, writer):
-    """Its archiver has stored a partition manifest, which nothing would find without the topic's."""
+    """A topic manifest is written for a topic that has gone: nothing else finds its partition manifest."""
     await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))
     upkeep.note_begun(writer.identified)
     assert await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))
@@ -78,7 +82,7 @@ async def test_topic_that_has_gone_since_its_archiver_began_has_a_manifest(upkee
 
 @virtually
 async def test_bucket_is_listed_once_in_an_interval(upkeep, store, writer):
-    """However many hints bring rounds forward."""
+    """The bucket is listed once in an interval, however many hints bring rounds forward."""
     for _ in range(3):
         await upkeep.step(snapshot_of(writer))
     assert asked(store, "list_page") == 1
@@ -117,7 +121,7 @@ async def test_chore_that_fails_does_not_keep_the_next_from_being_done(
 
 @virtually
 async def test_topic_first_seen_is_recorded_once_and_for_all(upkeep, registry, writer):
-    """What the cluster's values are later changes nothing of it."""
+    """Later values of the cluster do not change the record."""
     key = topic_key(writer.identified)
     topic = topic_config(remote_read=False)
     defaults = TieringDefaults(remote_write=True, remote_read=False)
@@ -215,7 +219,7 @@ async def test_another_cluster_is_checked_before_anything_is_stored_for_it(
 
 @virtually
 async def test_abandoned_uploads_are_removed_now_and_then(registry, followed_manifests, broker, writer):
-    """Not in every round: they only cost storage."""
+    """Abandoned uploads are removed at an interval of their own: they only cost storage."""
     asked = 0
 
     async def clean_up() -> int:
@@ -243,7 +247,7 @@ async def test_abandoned_uploads_are_removed_now_and_then(registry, followed_man
 
 @virtually
 async def test_remote_delete_is_recorded_when_it_changes(upkeep, registry, store, writer):
-    """What a living topic says of its deletion is in the bucket after the same step, and written once."""
+    """A living topic's `remote_delete` is in the bucket after the same step, and is written once."""
     key = topic_key(writer.identified)
     for is_set in (True, False):
         snapshot = replace(snapshot_of(writer), remote_delete={key: is_set})

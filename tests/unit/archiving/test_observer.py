@@ -166,7 +166,7 @@ async def test_scan_leaves_out_what_the_cluster_does_not_count_as_a_replica(watc
 
 @pytest.mark.parametrize("is_leader", [True, False])
 async def test_scan_leaves_out_topics_that_are_not_archived(make_watch, broker, writers, is_leader):
-    """Neither led nor followed: what is not uploaded needs no manifest and no pins."""
+    """A partition that is not uploaded needs no manifest and no pins, so it is neither led nor followed."""
     if not is_leader:
         broker.followed[writers[0].name] = broker.epochs.pop(writers[0].name)
     watch = make_watch(topics="{orders: {redpanda.remote.write: false}}")
@@ -176,7 +176,7 @@ async def test_scan_leaves_out_topics_that_are_not_archived(make_watch, broker, 
 
 
 async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
-    """What is set on the broker counts, and a value that cannot be read is said once."""
+    """The broker's settings count, and a value that cannot be read is reported once."""
     watch.broker.configs["orders"] = {"local.retention.bytes": "77", "local.retention.ms": "soon"}
     with capture_logs() as lines:
         snapshots = [await watch.scan() for _ in range(3)]
@@ -190,7 +190,7 @@ async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
 
 @pytest.mark.parametrize(("led", "share"), [((0, 1, 2), 1.0), ((0,), 1 / 3), ((), 0.0)])
 async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(watch, writers, led, share):
-    """Of all partitions in the cluster, those that this broker leads."""
+    """The share is the partitions that this broker leads, of all partitions of the topic in the cluster."""
     for number in {0, 1, 2} - set(led):
         name = writers[number].name
         watch.broker.followed[name] = watch.broker.epochs.pop(name)
@@ -199,7 +199,7 @@ async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(wa
 
 
 async def test_bounds_that_fail_leave_out_one_partition_and_do_not_stop_its_archiver(watch, writers):
-    """It is unclear and named as a problem: neither wanted, nor followed, nor gone."""
+    """A partition whose bounds fail is unclear and a problem: neither wanted, nor followed, nor gone."""
     watch.broker.bounds_errors[writers[1].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
@@ -259,7 +259,7 @@ async def test_scan_that_finds_nothing_new_shows_the_same_under_another_number(w
 
 
 async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
-    """What only a pin holds can be uploaded, and what a follower holds is known to the pinner."""
+    """Segments that only a pin holds can be uploaded, and the pinner knows those that a follower holds."""
     (tmp_path / "pins").mkdir()
     name = writers[1].name
     broker.followed[name] = broker.epochs.pop(name)
@@ -277,7 +277,7 @@ async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, brok
 
 
 async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(make_watch, writers, tmp_path):
-    """Without its pins a log may seem to lack something, so it waits for another scan."""
+    """A partition whose pins cannot be read waits for another scan: its log may seem to lack segments."""
     (tmp_path / "pins").mkdir()
     (tmp_path / "pins" / f"{writers[0].name}_{writers[0].partition.topic_id}").write_bytes(b"")
     watch = make_watch(pin_root=tmp_path / "pins")
@@ -288,7 +288,7 @@ async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(m
 
 
 async def test_paused_topic_is_followed_and_not_archived(watch, writers):
-    """Its files and pins are kept, while nothing of it is uploaded or trimmed."""
+    """The files and pins of a paused topic are kept, while nothing of it is uploaded or trimmed."""
     key = topic_key(writers[0].identified)
     await watch.pause(key)
     snapshot = await watch.scan()
@@ -316,7 +316,7 @@ async def test_pause_of_a_former_incarnation_is_not_this_topic_s(watch, writers)
 
 
 async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(watch, writers):
-    """What this broker leads is held back then, with its pins kept."""
+    """The partitions that this broker leads are held back until then, with their pins kept."""
     snapshot = await watch.observer.scan()
     assert (wanted(snapshot), followed(snapshot), snapshot.problems) == ({}, [], {})
     assert sorted(str(one.partition) for one in snapshot.held_back) == ["orders-0", "orders-1", "orders-2"]
@@ -356,7 +356,7 @@ async def test_managed_retention_goes_on_while_the_topic_is_paused(make_watch, w
 
 @pytest.mark.parametrize("change", [{"lifecycle": Lifecycle.KEPT}, {"moved_to": "s3://new"}])
 async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, writers, change):
-    """After a move the daemons with the new configuration do that."""
+    """A daemon does not manage the retention of a closed archive. The daemons of the new configuration do."""
     watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
     assert list((await watch.scan()).managed) == [topic_key(writers[0].identified)]
     await watch.registry.change(topic_key(writers[0].identified), lambda found: replace(found, **change))
@@ -364,7 +364,7 @@ async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, 
 
 
 async def test_remote_delete_is_told_of_topics_whose_first_partition_is_led(watch, writers):
-    """As the broker and the file have it now."""
+    """`remote_delete` is reported for topics whose first partition is led, as broker and file have it now."""
     key = topic_key(writers[0].identified)
     assert (await watch.scan()).remote_delete == {key: True}
     watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
@@ -389,7 +389,7 @@ async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, w
     ],
 )
 async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
-    """It is a problem that is told; its files and pins are kept."""
+    """A closed archive is reported as a problem, and the topic's files and pins are kept."""
     key = topic_key(writers[0].identified)
     await watch.scan()
     await watch.registry.change(key, lambda found: replace(found, **change))
@@ -446,7 +446,7 @@ class FailingManifests:
 
 
 async def test_store_that_is_away_costs_only_the_log_that_needs_it(make_watch, writers):
-    """While the archive cannot tell a log's offsets, the others are scanned and pinned as ever."""
+    """The other logs are scanned and pinned as ever if the archive cannot tell the offsets of one."""
     watch = make_watch(layout=HeadlessLayout(writers[0].partition), manifests=FailingManifests())
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
@@ -509,7 +509,7 @@ async def test_scan_whose_bounds_are_of_another_epoch_is_discarded(watch, writer
 
 
 async def test_scan_whose_files_are_newer_than_its_leadership_is_discarded(watch, writers):
-    """The files tell of a later leader than the broker does."""
+    """The files have a later leader epoch than the broker's answer."""
     writers[1].begin_epoch(3)
     snapshot = await watch.scan()
     assert writers[1].name in snapshot.unclear

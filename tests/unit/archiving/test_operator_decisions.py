@@ -146,7 +146,7 @@ async def test_operator_tells_how_a_transaction_ended(writer, archive, broker, s
 
 
 async def test_operator_gives_up_the_segment_of_a_lost_transaction(writer, archive, broker, store):
-    """It becomes a gap that names the operator, and the leader's log follows."""
+    """The segment becomes a gap that names the operator, and the leader's log follows."""
     writer.closed_segment(b"first")
     divergence = lost_outcome(writer)
     await archived(writer, archive)
@@ -194,7 +194,7 @@ async def test_operator_gives_up_an_unreadable_segment(writer, archive, broker, 
 
 
 async def test_operator_gives_up_an_unreadable_segment_between_others(writer, archive, broker, store):
-    """What is good after it stays, and all that stays tells the new outcome."""
+    """Good segments after the unreadable one stay, and all that stays has the new outcome."""
     writer.append(b"early", producer_id=PRODUCER)
     writer.roll()
     writer.append(b"damaged", producer_id=PRODUCER)
@@ -246,7 +246,7 @@ async def unknown_divergence(tmp_path, writer, archive):
     ],
 )
 async def test_operator_tells_where_the_logs_part(tmp_path, writer, archive, *, what, kept, gaps):
-    """What is before that is kept, and what is after it and in no log becomes a gap."""
+    """Records before that place are kept. Records after it that are in no log become a gap."""
     other = await unknown_divergence(tmp_path, writer, archive)
     archiver = await waiting(other, archive, FakeBroker(other), OperatorReason.DIVERGENCE_UNKNOWN)
     await decide(archive, archiver.manifest, **what)
@@ -261,7 +261,7 @@ async def test_operator_tells_where_the_logs_part(tmp_path, writer, archive, *, 
 async def test_transaction_that_is_open_where_the_logs_part_needs_an_outcome(
     tmp_path, writer, archive, store
 ):
-    """Its marker may be in what is given up, or in the leader's log that was trimmed there."""
+    """The marker may be in what is given up, or in the part of the leader's log that was trimmed."""
     writer.closed_segment(b"first")
     writer.append(b"a", producer_id=PRODUCER)
     writer.append(b"b")
@@ -399,7 +399,7 @@ async def test_outcome_that_the_log_tells_is_not_for_the_operator(writer, archiv
 
 
 async def test_decision_for_an_earlier_version_is_refused(writer, archive, broker, store):
-    """As where the partition got another leader in between."""
+    """A decision for an earlier version of the manifest is refused, for example after a change of leader."""
     divergence = lost_outcome(writer)
     before = await archived(writer, archive)
     then_trimmed(writer, divergence)
@@ -452,7 +452,7 @@ async def test_newest_decision_counts(writer, archive, broker, store):
 
 
 async def test_decision_waits_for_the_daemon(writer, archive, broker, store):
-    """It is stored while no daemon runs, and a new process under the same leader epoch carries it out."""
+    """A decision is stored while no daemon runs, and a new process under the same epoch carries it out."""
     divergence = lost_outcome(writer)
     await archived(writer, archive)
     then_trimmed(writer, divergence)
@@ -583,7 +583,7 @@ class CrashWorld:
     ids=["transaction", "given up"],
 )
 async def test_crash_at_any_change_ends_with_the_decision_carried_out_once(tmp_path, takes_effect, what):
-    """Wherever a process ends, its successor carries the decision out, or completes its record."""
+    """A successor carries the decision out, or completes its record, after a crash at any change."""
     whole = CrashWorld(tmp_path / "whole")
     await whole.run(what)
     assert outcomes(whole.store) == {"d1": "carried_out"}
@@ -632,7 +632,7 @@ async def test_crash_behind_a_commit_that_cuts_nothing_off(tmp_path):
 async def test_decision_that_is_still_to_be_carried_out_is_left_to_the_archiver(
     writer, archive, broker, store, clock
 ):
-    """It is for the version that the bucket has, however old the decision is."""
+    """A decision for the version in the bucket is left to the archiver, however old it is."""
     divergence = lost_outcome(writer)
     await archived(writer, archive)
     then_trimmed(writer, divergence)

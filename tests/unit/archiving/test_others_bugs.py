@@ -34,7 +34,7 @@ def written(writer, segments: int) -> int:
 
 
 async def test_new_leader_counts_what_is_in_both_tiers_once(writer, archive, broker, store, clock):
-    """Its first steps know the whole archive: size retention deletes nothing that the limit allows."""
+    """A new leader knows the whole archive from the start: size retention deletes nothing too early."""
     size_bytes = written(writer, 6)
     manifest = await archived(writer, archive)
     writer.begin_epoch(1)

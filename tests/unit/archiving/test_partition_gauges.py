@@ -106,7 +106,7 @@ def test_gauges_of_a_file_from_the_future_show_no_lag(publish, value):
 def test_gauge_of_redpanda_counts_the_stable_offsets_that_are_not_archived(
     publish, metrics, stable, next_offset, expected
 ):
-    """It never falls below nothing, as after a stable offset that went back."""
+    """The gauge is never below zero, even if the stable offset has gone back."""
     publish(stored([remote(0, next_offset - 1)]) if next_offset else BEGUN, stable=stable)
     labels = {"namespace": "kafka", "topic": "orders", "partition": "3"}
     assert metrics.registry.get_sample_value("vectorized_ntp_archiver_pending", labels) == expected
@@ -128,7 +128,7 @@ def test_gauge_of_loss_is_what_was_computed(publish, value, seconds):
 
 
 def test_held_seconds_count_while_the_stable_offset_stands_still(publish, value):
-    """From the first observation in which a closed segment had to wait, until the transaction moves on."""
+    """The seconds count from the first scan in which a closed segment waits, until the transaction moves."""
     publish(stable=15, at_ms=TIME_MS)
     assert value("upload_held_by_transaction_seconds") == 0
     publish(stable=15, at_ms=TIME_MS + 4500)
@@ -150,7 +150,7 @@ def test_held_seconds_pass_by_no_clock_that_can_be_set(publish, value, set_by_ms
 
 
 def test_held_seconds_end_with_the_transaction(publish, value):
-    """What holds nothing back is nothing, and the next hold begins to count anew."""
+    """A transaction that holds nothing back counts for nothing, and the next hold counts anew."""
     publish(stable=15, at_ms=TIME_MS)
     publish(stable=35, at_ms=TIME_MS + 5000)
     assert value("upload_held_by_transaction_seconds") == 0

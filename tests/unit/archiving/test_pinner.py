@@ -90,7 +90,11 @@ def value(metrics, name: str) -> float:
 
 
 async def test_pinner_holds_what_the_broker_deletes_until_it_is_durable(pinner, writer, metrics, root):
-    """From the first scan to the last commit: every closed segment, then only what the broker let go."""
+    """
+    Every closed segment is pinned from the first scan on.
+
+    A file that the broker deleted stays until its commit.
+    """
     await step(pinner, writer)
     assert held(pinner, writer) == [(0, False), (3, False), (6, False)]
     assert (value(metrics, "pinned_bytes"), value(metrics, "pinned_segments")) == (0, 0)
@@ -174,7 +178,7 @@ async def test_pinner_pins_a_file_that_was_replaced_in_the_same_step(pinner, wri
 
 
 async def test_pinner_gives_up_the_oldest_held_bytes_at_its_limit(make_pinner, log_dir, root, metrics):
-    """Across partitions, oldest file first, until what is left fits; and it is said and counted."""
+    """The oldest held files go first, across partitions, until the rest fits. Each is logged and counted."""
     writers = [LogWriter(log_dir, "clicks", number) for number in range(2)]
     for each in writers:
         each.closed_segment()
@@ -255,7 +259,7 @@ async def test_pins_of_a_partition_that_is_on_disk_stay_although_the_broker_does
 
 
 async def test_log_directories_have_pins_and_budgets_of_their_own(tmp_path, metrics):
-    """What one disk holds says nothing of another, and a directory without a pin root is not pinned."""
+    """The pins of one disk do not count for another, and a directory without a pin root is not pinned."""
     writers = [LogWriter(tmp_path / name) for name in ("a", "b", "c")]
     for each in writers:
         each.closed_segment()
@@ -344,7 +348,7 @@ def uploadable(pinner: Pinner, writer: LogWriter) -> list[int]:
 async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_its_place(
     pinner, make_pinner, writer, metrics
 ):
-    """From the first scan on they are not uploaded; they are kept, counted and reported."""
+    """Pins of a log that was given up are not uploaded. They are kept, counted and reported."""
     await step(pinner, writer)
     data = [writer.data_of(each) for each in (0, 3, 6)]
     base_offset = begin_anew(writer, leader_epoch=5)
@@ -371,7 +375,7 @@ async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_it
 
 
 async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, writer, root, metrics):
-    """What it has as lost may be in them alone: that stays for an operator."""
+    """Offsets that the archive has as lost may be in pins alone, so those pins stay for an operator."""
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
     await step(pinner, writer)
@@ -384,7 +388,7 @@ async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, wr
 
 
 async def test_pins_set_aside_count_as_held(make_pinner, writer, metrics):
-    """They take room like others, and are given up at the limit like others."""
+    """Pins that are set aside take room like others, and are given up at the limit like others."""
     pinner = make_pinner(budget_bytes=2 * len(writer.data_of(0)))
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
@@ -426,7 +430,7 @@ async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner,
 
 
 async def test_active_segment_that_is_closed_and_deleted_in_one_go_stays_before_its_log(pinner, writer):
-    """It is never seen closed, and only its leader epoch is left in the log."""
+    """The active segment is never seen closed, and only its leader epoch is left in the log."""
     writer.append()
     await pinner.step([replace(facts_of(pinner, writer), expiring_end=12)], is_complete=True)
     writer.roll()
@@ -450,7 +454,7 @@ async def test_pins_are_made_although_nothing_can_be_noted(pinner, writer, root,
 
 
 async def test_pins_that_cannot_be_set_aside_keep_others_from_being_made(pinner, writer, root, metrics):
-    """What is pinned of a new log must not lie beside what might be taken for its head."""
+    """New pins must not lie beside old ones that might be taken for the head of their log."""
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
     writer.closed_segment()
@@ -503,7 +507,7 @@ async def test_pin_of_a_replaced_file_outlives_an_old_scan(pinner, writer):
 
 
 async def test_pins_stay_while_the_log_has_no_segment(pinner, writer, metrics):
-    """As while a broker replaces a whole log: there is nothing to note, and nothing fails."""
+    """Pins stay while a log has no segment, as when a broker replaces it, and nothing fails."""
     await step(pinner, writer)
     facts = facts_of(pinner, writer)
     before = held(pinner, writer)

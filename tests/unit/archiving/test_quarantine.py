@@ -41,7 +41,7 @@ def changed(number: int, **changes):
 
 
 def test_partition_that_is_not_held_passes_everything(quarantine):
-    """Without a fault there is no reason, and every slice goes."""
+    """A partition without a fault gives no reason and passes every slice."""
     assert quarantine.fault == ""
     assert quarantine.passes(SLICES) == SLICES
     with capture_logs() as lines:
@@ -130,7 +130,7 @@ def test_quarantine_ends_when_the_segment_is_gone(held):
     ],
 )
 def test_quarantine_stays_while_the_same_bytes_are_there(held, log):
-    """What is damaged stays damaged, whatever else happens, and under whatever name it lies."""
+    """A damaged segment stays damaged, whatever else happens, and under any name."""
     with capture_logs() as lines:
         held.lift(log)
     assert held.fault == str(FAULT)

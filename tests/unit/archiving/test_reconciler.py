@@ -51,7 +51,7 @@ async def test_partitions_of_other_leaders_are_left_alone(daemon):
 
 @virtually
 async def test_topics_without_remote_write_are_left_alone(daemon):
-    """What a topic's configuration says, counts."""
+    """The topic's configuration counts."""
     daemon.broker.configs["orders"] = {"remote.storage.enable": "false"}
 
     async with daemon.running():
@@ -76,7 +76,7 @@ async def test_lost_leadership_stops_the_archiver_and_its_series(daemon):
 
 @virtually
 async def test_new_epoch_starts_a_new_archiver(daemon):
-    """Under a new leader epoch the partition is archived by an archiver that reads the manifest anew."""
+    """A new leader epoch gets a new archiver, which reads the manifest anew."""
     writer = daemon.writers[1]
     async with daemon.running():
         daemon.broker.epochs[writer.name] = 1
@@ -218,7 +218,11 @@ async def test_archiver_that_fails_unexpectedly_is_started_anew(daemon, store):
 
 @virtually
 async def test_round_that_fails_by_a_defect_is_followed_by_others(daemon):
-    """As with a message of the broker that cannot be decoded. It is counted, and archivers go on."""
+    """
+    A round that fails by a defect is counted, and archivers and later rounds go on.
+
+    An example is a message of the broker that cannot be decoded.
+    """
     async with daemon.running():
         second = daemon.writers[0].closed_segment()
         daemon.broker.fail_next("replicas", KeyError("Unknown tagged field tag: 50"))
@@ -249,9 +253,9 @@ async def test_hint_brings_the_round_forward(daemon):
 @virtually
 async def test_rounds_come_at_their_interval(daemon):
     """
-    Without hints a round comes every interval.
+    A round comes every interval without hints.
 
-    At the start two more follow: once the bucket has answered, and once the topics are on record there.
+    At the start two more follow: one when the bucket has answered, and one when its topics are recorded.
     """
     async with daemon.running():
         assert daemon.reconciler.rounds == 3
@@ -263,7 +267,7 @@ async def test_rounds_come_at_their_interval(daemon):
 
 @virtually
 async def test_stop_lets_the_step_in_hand_finish(daemon, store):
-    """An archiver that is told to stop commits what it has in hand, and no step follows."""
+    """An archiver that has to stop commits what it has in hand, and no step follows."""
     store.latency_seconds = 1
     for _ in range(9):
         daemon.writers[0].closed_segment()
@@ -383,7 +387,7 @@ async def test_scan_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, 
 
 @virtually
 async def test_topic_that_left_the_disks_leaves_no_series(daemon):
-    """What was counted for a topic goes with its last partition: topics come and go for years."""
+    """A topic's counters go with its last partition, because topics come and go for years."""
     async with daemon.running():
         assert daemon.value("tieringd_uploads_total", topic="orders") == 3
         for writer in daemon.writers:
@@ -396,7 +400,7 @@ async def test_topic_that_left_the_disks_leaves_no_series(daemon):
 
 @virtually
 async def test_partition_that_waits_for_an_operator_shows_in_status_and_metrics(daemon):
-    """It is counted by topic and reason while it waits, and the series goes when the wait ends."""
+    """A waiting partition is counted by topic and reason, and the series goes when the wait ends."""
     writer, labels = daemon.writers[1], {"topic": "orders", "reason": "segment_unreadable"}
     writer.append(b"good")
     divergence = writer.append(b"lost")

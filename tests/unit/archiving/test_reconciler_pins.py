@@ -63,7 +63,11 @@ async def test_start_with_a_store_that_answers_pins_nothing_that_is_durable(make
 
 @virtually
 async def test_store_that_hangs_in_a_commit_does_not_keep_segments_from_being_pinned(make_daemon):
-    """What was durable before the commit is known; what is closed since is held on to in the next round."""
+    """
+    Segments that were durable before the commit are known.
+
+    Those closed since are pinned in the next round.
+    """
     daemon = make_daemon()
     writer = daemon.writers[0]
     async with daemon.running():
@@ -123,7 +127,7 @@ async def test_pins_of_a_partition_that_cannot_be_read_stay(make_daemon):
 
 @virtually
 async def test_followed_partition_is_pinned_although_its_manifest_cannot_be_read(make_daemon):
-    """When leadership moves while the store is away, the next leader has its own pins."""
+    """A followed partition is pinned while the store is away, so that a new leader has its own pins."""
     daemon = make_daemon()
     name = daemon.writers[0].name
     daemon.broker.followed[name] = daemon.broker.epochs.pop(name)
@@ -149,7 +153,7 @@ async def test_partition_whose_bounds_are_unknown_is_pinned(make_daemon):
 
 @virtually
 async def test_partition_that_the_cluster_does_not_name_keeps_its_pins(make_daemon):
-    """Its directory is there, so it is not deleted: metadata of a broker that restarts may lack it."""
+    """A partition with a directory is not deleted: the metadata of a broker that restarts may lack it."""
     daemon = make_daemon()
     writer = daemon.writers[0]
     async with hanging(daemon):

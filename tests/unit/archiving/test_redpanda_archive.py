@@ -24,7 +24,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class TrimmingBroker:
-    """Lets go of whatever it is asked to, and remembers."""
+    """A broker that trims whatever it is asked to, and remembers it."""
 
     def __init__(self):
         self.trimmed_before = []
@@ -81,7 +81,7 @@ def archiver_of(archive, layout, broker, partition):
 
 
 async def test_redpanda_segments_are_archived_as_kafka_batches_and_trimmed(log, data_dir, layout):
-    """What is stored is what clients see, trimming compares it, and it reads back with Kafka's offsets."""
+    """Clients see what is stored, trimming compares it, and it reads back with Kafka's offsets."""
     store, broker = MemoryStore(), TrimmingBroker()
     archive = archive_in(store)
     seen = observed_in(layout, data_dir, target_bytes=1)
@@ -105,7 +105,7 @@ async def test_redpanda_segments_are_archived_as_kafka_batches_and_trimmed(log, 
 
 
 async def test_translation_in_the_manifest_serves_a_trimmed_log(log, data_dir, tmp_path):
-    """After the head is gone and the process as well, the manifest tells the log's Kafka offsets."""
+    """The manifest gives the Kafka offsets of a log whose head is gone, also to a new process."""
     archive = archive_in(MemoryStore())
     first = RedpandaLayout(str(tmp_path / "spool"))
     seen = observed_in(first, data_dir)

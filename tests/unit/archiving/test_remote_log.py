@@ -70,7 +70,7 @@ async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(wr
 
 
 async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, remote_log, leadership, store):
-    """Its bytes are the batches that are left of it; a batch over its end stores nothing."""
+    """The copy of a part has the batches that are left of it. A batch over its end stores nothing."""
     for values in ((b"0",), (b"1",), (b"2",), (b"3", b"4"), (b"5",)):
         writer.append(*values)
     writer.roll()
@@ -239,7 +239,11 @@ async def test_file_rewritten_while_it_is_sent_is_refused(writer, leadership):
 
 
 async def test_failed_upload_is_the_callers_to_repeat(writer, remote_log, leadership, store):
-    """When the store does not take the index, the copy failed, and no manifest names the data."""
+    """
+    A copy fails if the store does not take the index.
+
+    The caller can repeat it: no manifest names the data.
+    """
     base = writer.closed_segment()
     put = store.put
 
@@ -275,7 +279,7 @@ async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, lead
 
 @virtually
 async def test_copy_cancelled_anywhere_leaves_no_file_open(tmp_path):
-    """Wherever a copy is cut off, even while its file is being opened, nothing stays open."""
+    """A copy leaves no file open, wherever it is cancelled, even while it opens its file."""
     writer = LogWriter(tmp_path)
     base = writer.closed_segment()
     remote_log = archive_in(MemoryStore(latency_seconds=0.01)).remote_log
@@ -415,7 +419,7 @@ async def test_damaged_index_is_named(writer, remote_log, archive, partition, st
 
 
 async def test_copy_with_another_index_has_another_name(writer, remote_log, leadership, store):
-    """What one upload stored stays as it was when a later one tells other things of the segment."""
+    """The objects of the first upload stay as they were when a later one has other indexes."""
     base = writer.closed_segment()
     first = await copied(remote_log, leadership, writer, base)
     before = dict(store.objects)

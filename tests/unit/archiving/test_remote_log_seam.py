@@ -146,7 +146,7 @@ async def test_segment_of_a_gap_is_none(remote_log, archive, writer, partition):
 
 @pytest.mark.parametrize("parts", [(), (2,), (1, 1, 2)])
 async def test_lists_ascend_from_a_base_offset(remote_log, archive, writer, partition, parts):
-    """What is spilled is in the list as well, and nothing before the base offset is."""
+    """The list has spilled segments as well, and nothing before the base offset."""
     bases = await filled(writer, archive)
     await spill(archive, writer, *parts)
     for number, base in enumerate(bases):
@@ -196,7 +196,7 @@ async def test_offset_of_a_time_is_of_the_first_record_as_late(tmp_path, store, 
 
 @pytest.mark.parametrize("parts", [(), (1,), (2, 1)])
 async def test_read_goes_on_where_compaction_left_something(remote_log, archive, writer, partition, parts):
-    """From a hole it returns the next batch, in a later segment where the rest of its own is gone."""
+    """A read at a compacted offset returns the next batch, from a later segment if its own has no more."""
     for number in range(4):
         writer.append(b"a%d" % number)
         writer.append(b"b%d" % number)
@@ -215,7 +215,11 @@ async def test_read_goes_on_where_compaction_left_something(remote_log, archive,
 
 
 async def test_read_ends_before_a_gap(remote_log, archive, writer, partition):
-    """Where nothing is left before a recorded gap there is nothing to return, and nothing is made up."""
+    """
+    A read returns nothing if no record is left before a recorded gap.
+
+    A read inside the gap is an error.
+    """
     writer.append(b"gone")
     writer.roll()
     writer.compact(0, without=[0])
@@ -285,7 +289,11 @@ async def test_side_file_that_the_broker_had_not_is_not_found(remote_log, archiv
 
 @pytest.mark.parametrize("parts", [(), (1,), (1, 1)])
 async def test_side_files_are_made_where_the_broker_had_none(remote_log, archive, writer, partition, parts):
-    """Without the broker's files indexes are made, and transactions are those that end in the segment."""
+    """
+    Indexes are made if the broker had none.
+
+    The transaction index has transactions that end in the segment.
+    """
     roll = writer.roll
 
     def bare_roll():
@@ -329,7 +337,7 @@ async def test_leader_epochs_are_those_up_to_the_segments_end(archive, writer, r
 
 
 async def test_leader_epochs_of_an_unknown_partition_are_not_found(remote_log, partition):
-    """Without a manifest there is no history."""
+    """A partition without a manifest has no epoch history."""
     with pytest.raises(ObjectNotFound, match="not in the archive"):
         await remote_log.side_file(partition, remote(0, 9), SideFileKind.LEADER_EPOCHS)
 

@@ -54,7 +54,7 @@ class Nothing:
 
 @virtually
 async def test_archivers_at_rest_are_not_stepped(daemon):
-    """However many rounds there are."""
+    """An archiver at rest is not stepped, however many rounds there are."""
     async with daemon.running():
         await settled(daemon)
         with stepped() as partitions:
@@ -77,7 +77,7 @@ async def test_closed_segment_wakes_its_archiver_in_the_next_round(daemon):
 
 @virtually
 async def test_closed_segment_that_the_watch_told_wakes_its_archiver_at_once(daemon):
-    """Between two rounds, and the next round finds nothing new."""
+    """A segment that the watch reports is uploaded between two rounds. The next round finds nothing new."""
     async with daemon.running():
         await settled(daemon)
         base_offset = daemon.writers[1].closed_segment()
@@ -96,7 +96,7 @@ async def test_closed_segment_that_the_watch_told_wakes_its_archiver_at_once(dae
 
 @virtually
 async def test_setting_of_a_topic_wakes_its_archivers(daemon):
-    """What is configured is part of an observation."""
+    """The configuration is part of an observation."""
     async with daemon.running():
         await settled(daemon)
         daemon.broker.configs["orders"] = {"local.retention.ms": "1"}
@@ -129,7 +129,7 @@ async def test_time_that_has_come_wakes_the_archivers(daemon, store):
 
 @virtually
 async def test_changed_limits_wake_every_archiver(daemon):
-    """What is stable in an open segment may be due under the new ones."""
+    """The stable part of an open segment may be due under the new limits."""
     async with daemon.running():
         await settled(daemon)
         daemon.reconciler.set_config(daemon.config, UploadLimits(segments_per_step=1))
@@ -232,7 +232,7 @@ def leaderships():
 
 
 def test_leadership_that_is_due_is_woken_and_stays_awake(leaderships):
-    """It stays awake until it rests again. The time of an earlier rest does not count any more."""
+    """A leadership that is due stays awake until it rests again. The time of an earlier rest is forgotten."""
     resting, (one, other, third) = Resting(), leaderships
     resting.rest(one, until_ms=10)
     resting.rest(other, until_ms=20)
@@ -263,7 +263,7 @@ def test_due_times_that_are_outdated_are_not_kept(leaderships):
 
 
 def test_each_reader_of_a_feed_hears_of_each_change_once(leaderships):
-    """However often it changed, and whenever the others read."""
+    """Each reader hears of each change once, however often it was noted, and whenever others read."""
     feed, (one, other, _) = ChangeFeed(), leaderships
     first, second = feed.reader(), feed.reader()
     feed.note(one)
@@ -312,7 +312,11 @@ async def test_wake_up_that_comes_with_the_cancellation_is_kept():
 
 
 def test_wake_up_takes_little_of_each_idle_partition():
-    """It is the one object of each archiver that waits: an `asyncio.Event` takes a kilobyte."""
+    """
+    A wake-up takes little memory.
+
+    Each archiver waits with one, and an `asyncio.Event` takes a kilobyte.
+    """
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

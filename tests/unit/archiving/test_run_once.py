@@ -56,7 +56,7 @@ async def test_run_once_tries_again_while_others_make_progress(daemon, store):
 
 @virtually
 async def test_run_once_ends_when_nothing_moves(daemon, store):
-    """A fault that stays is told, and does not keep the call from returning."""
+    """A fault that stays is reported, and does not keep the call from returning."""
     put = store.put
 
     async def never_first(key, body, *, crc32c, condition=None):
@@ -100,7 +100,7 @@ async def test_run_once_tells_what_it_could_not_scan(daemon):
 
 @virtually
 async def test_run_once_of_a_fenced_partition_ends(daemon, store):
-    """A partition that another writer owns is told and left, and the others are done."""
+    """A partition that another writer owns is reported and left, and the others are done."""
     other = archiver_of(daemon.writers[0], archive_in(store, writer_id="b2"), daemon.broker, leader_epoch=5)
     await other.step(observed(daemon.writers[0]))
 
@@ -112,7 +112,7 @@ async def test_run_once_of_a_fenced_partition_ends(daemon, store):
 
 @virtually
 async def test_run_once_without_a_broker_raises(daemon):
-    """When nothing can be scanned, the caller gets the error."""
+    """An error reaches the caller if nothing can be scanned."""
     daemon.broker.fail_next("log_bounds", broker_unavailable("log_bounds"))
 
     with pytest.raises(BrokerUnavailable):

@@ -29,13 +29,13 @@ def held(groups, writer):
 
 
 async def test_slowest_group_decides(held, broker, writer):
-    """Its records are the first that are needed."""
+    """The hold begins at the first record that the slowest group needs."""
     broker.share_groups = {"slow": {writer.name: 10}, "fast": {writer.name: 20}}
     assert await held() == ShareGroupHold(10, "share group slow needs offset 10 and later", 0)
 
 
 async def test_group_that_has_not_begun_holds_everything(held, broker, writer):
-    """Where it will begin is not known."""
+    """A share group that has not begun holds every record: its first offset is not known."""
     broker.share_groups = {"new": {writer.name: -1}}
     assert await held() == ShareGroupHold(0, "share group new has not begun to read", 0)
 
@@ -80,7 +80,7 @@ async def test_everything_is_held_while_the_offsets_are_not_known(held, broker, 
 
 
 async def test_group_that_is_not_listed_any_more_is_held_for_a_while(held, broker, writer, clock):
-    """Its coordinator may be on its way to another broker."""
+    """The group's coordinator may be moving to another broker."""
     broker.share_groups = {"work": {writer.name: 10}}
     assert (await held()).offset == 10
     broker.share_groups = {}

@@ -123,7 +123,7 @@ class World:
 
 
 async def spill(world: World) -> None:
-    """The local log lets go of four of six segments."""
+    """Delete four of six segments from the local log."""
     await filled(world.writer, world.archiver, local=6)
     world.note_values()
     for _ in range(4):
@@ -202,7 +202,7 @@ async def run(scenario, directory, *, crash_at=None, crash_again=None, takes_eff
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
 async def test_crash_at_any_change_loses_nothing(tmp_path, scenario, takes_effect):
-    """Wherever a process ends, readers find all records, and its successor ends where it would have."""
+    """Readers find all records after a crash at any change, and a successor reaches the same end."""
     whole = await run(scenario, tmp_path / "whole")
     assert whole.crashes == 0
     for crash_at in count(1):

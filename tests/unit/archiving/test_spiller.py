@@ -97,7 +97,7 @@ async def _records(reader, manifest):
 
 
 async def test_small_manifest_or_a_local_one_spills_nothing(writer, archive, archiver, store):
-    """What the local log holds stays, however large the manifest; and so does all of a small one."""
+    """Segments that the local log holds stay in the manifest, and so do all of a small manifest."""
     await filled(writer, archiver, local=6)
     assert spilled_names(store, writer) == []
     writer.drop_head()
@@ -132,7 +132,7 @@ async def test_superfluous_part_of_the_same_offsets_is_not_taken_for_history(
 
 
 async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
-    """A reader that needs it is told to read the manifest again, and never that there is nothing."""
+    """A reader that needs the part has to read the manifest again, and never takes it for empty."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     gone = spilled_names(store, writer)[1]
@@ -146,7 +146,7 @@ async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
 
 
 async def test_part_that_is_damaged_is_said_to_be(writer, archiver, store):
-    """Its checksum is part of its name."""
+    """The error names the part, whose name has its checksum."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     key = spillover_key(writer.identified, spilled_names(store, writer)[1])
@@ -157,7 +157,7 @@ async def test_part_that_is_damaged_is_said_to_be(writer, archiver, store):
 
 
 async def test_deposed_leader_spills_nothing_that_counts(writer, archiver, store, clock, broker):
-    """Its commit is refused, and what it stored before is superfluous."""
+    """The commit of a deposed leader is refused, and the parts that it stored before count for nothing."""
     await filled(writer, archiver, local=6)
     successor = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1, now_ms=clock)
     kept = observed(writer)
@@ -255,7 +255,7 @@ async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archive
 
 
 async def test_spilled_segments_expire_with_their_manifests(writer, archive, archiver, store, clock):
-    """In their order: the start moves, then objects go, then the spillover manifests."""
+    """Spilled segments go in order: the archive's start moves, then objects go, then spillover manifests."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     third = manifest.size_bytes // 3
@@ -299,7 +299,7 @@ async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver
 
 
 async def test_archiver_rests_until_spilled_objects_are_due(writer, archiver, store, clock):
-    """What expired is deleted when its delay is over, though nothing else happens."""
+    """Expired segments are deleted when their delay is over, though nothing else happens."""
     await filled(writer, archiver)
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes - 1)
     while stored_manifest(store, writer).start_offset == 0:
@@ -322,7 +322,7 @@ async def test_archiver_rests_until_spilled_objects_are_due(writer, archiver, st
 
 
 async def test_everything_spilled_expires_and_spilling_goes_on(writer, archive, archiver, store, clock):
-    """When the last spilled object is gone nothing is left of it, and the next spill begins anew."""
+    """The manifest names no spillover once all spilled objects are gone, and the next spill begins anew."""
     await filled(writer, archiver)
     nothing = TotalRetention(limit_ms=None, limit_bytes=1)
     for _ in range(40):
@@ -376,7 +376,7 @@ async def test_gateway_reads_on_through_the_parts(writer, archiver, store, tmp_p
 
 
 async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, store, tmp_path, metrics):
-    """It was said when it was recorded, and is said once."""
+    """A gap is announced once, when it is recorded."""
     writer.closed_segment(b"a0", b"b0")
     await archiver.step(observe(writer))
     for number in (1, 2):
@@ -469,7 +469,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
 
 
 async def test_deposed_leader_deletes_no_spilled_segment(writer, archiver, store, clock):
-    """What has expired is its successor's to delete, from the successor's claim on."""
+    """Expired segments are the successor's to delete, from its claim on."""
     await filled(writer, archiver)
     expired = TotalRetention(limit_ms=None, limit_bytes=1)
     while stored_manifest(store, writer).start_offset == 0:
@@ -493,7 +493,7 @@ async def test_deposed_leader_deletes_no_spilled_segment(writer, archiver, store
 async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     writer, archiver, store, clock
 ):
-    """What is stored there after the job's edit took effect is not what the job saw to."""
+    """Parts that are stored after the job's edit took effect are not the job's to delete."""
     await filled(writer, archiver)
     (first, *_) = spilled_names(store, writer)
     content, _ = store.objects[spillover_key(writer.identified, first)]

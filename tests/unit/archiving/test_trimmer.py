@@ -87,7 +87,7 @@ async def test_files_that_an_observation_lacks_are_not_trimmed(writer, archive, 
 
 
 async def test_durable_segments_past_the_target_are_trimmed(writer, archive, trimmer, broker, metrics):
-    """What the target does not keep goes from the disk, in one request, and is counted."""
+    """Segments past the target go from the disk in one request, and are counted."""
     bases = [writer.closed_segment() for _ in range(3)]
     size_bytes = sum(len(writer.data_of(base)) for base in bases)
     manifest = await archived(writer, archive)
@@ -103,7 +103,7 @@ async def test_durable_segments_past_the_target_are_trimmed(writer, archive, tri
 
 @virtually
 async def test_observation_from_before_a_trim_trims_nothing_again(writer, archive, trimmer, broker, metrics):
-    """Its segments are gone and counted already; a scan begun since then is another matter."""
+    """An observation from before a trim has segments that are gone, and trims nothing. A later scan may."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await asyncio.sleep(1)
@@ -208,7 +208,7 @@ async def test_request_for_space_of_long_ago_does_not_count(writer, archive, tri
 
 
 async def test_segments_that_are_not_durable_stay(writer, archive, trimmer, broker):
-    """What the manifest does not hold is never asked for, whatever the target."""
+    """Segments that the manifest lacks are never trimmed, whatever the target is."""
     durable = writer.closed_segment()
     manifest = await archived(writer, archive)
     kept = writer.closed_segment()
@@ -302,7 +302,7 @@ async def test_file_that_was_just_uploaded_is_not_read_again(writer, archive, co
 
 
 async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
-    """After a refusal for good the broker is left alone for a while, then asked again."""
+    """A trimmer leaves the broker alone for a while after a refusal for good, and then asks again."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     broker.denied.add("orders")
@@ -321,7 +321,7 @@ async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
 async def test_what_expired_waits_after_a_refusal_and_for_a_newer_observation(
     writer, archive, trimmer, broker, clock
 ):
-    """As other segments do: the broker is not asked again at once, nor for what is already deleted."""
+    """The broker is not asked again at once after a refusal, nor for segments that it has already deleted."""
     writer.closed_segment()
     writer.closed_segment()
     manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
@@ -375,7 +375,7 @@ async def test_segments_on_their_way_out_are_not_asked_for_again(writer, archive
 
 
 async def test_age_counts_from_the_upload_at_the_latest(writer, archive, trimmer, clock):
-    """By time, a segment goes once it is as old as the target says."""
+    """A segment goes by time once it is as old as the target says, counted from its upload at the latest."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
 
@@ -386,7 +386,7 @@ async def test_age_counts_from_the_upload_at_the_latest(writer, archive, trimmer
 
 
 async def test_archiver_trims_only_what_its_step_has_committed(writer, store, broker, archive):
-    """Within one step, the trim comes after the commit that makes it safe."""
+    """The trim of a step comes after the commit that makes it safe."""
     writer.closed_segment()
     order: list[str] = []
     put, trim = store.put, broker.trim
@@ -425,7 +425,7 @@ async def test_trim_is_refused_once_leadership_has_moved(writer, archive, trimme
 
 
 async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, archive, broker, trimmer_with):
-    """Also where the trim is on record already, so that no commit stands between."""
+    """The leader asks before a trim whether the manifest is current, also for a trim that is on record."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     answers = [False, True]
@@ -443,7 +443,7 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
 async def test_leader_that_does_not_know_its_successor_trims_nothing_that_expired(
     writer, archive, broker, clock, trimmer_with
 ):
-    """Its successor may have cut the archive back, and its log has other records below the old start."""
+    """The successor may have cut the archive back, and its log may have other records below the old start."""
     writer.closed_segment()
     manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
     answers = [False, True]
@@ -484,7 +484,7 @@ async def test_replica_that_lags_holds_no_trim_up_where_it_cannot_be_elected(
 
 
 async def test_what_was_proved_is_remembered_while_it_is_on_disk(writer, archive, metrics, broker):
-    """Where the broker's own retention takes every segment, nothing is remembered of those that are gone."""
+    """Proofs are forgotten with the files that they are about, also if the broker's retention took these."""
     archiver = archiver_of(writer, archive, broker, metrics=metrics)
     for _ in range(20):
         writer.closed_segment()

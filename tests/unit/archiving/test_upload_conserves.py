@@ -103,7 +103,7 @@ async def test_an_idle_machine_carries_uploads_at_full_speed_at_the_fewest_share
 
 
 async def test_uploads_beside_others_get_their_shares(metrics):
-    """Others want the whole machine: a backlog takes a tenth of it, and its waiting is counted."""
+    """A backlog gets a tenth of the machine if others want all of it, and its waiting is counted."""
     async with draining(FakeHost(others=1.0, uploads=1.0), metrics) as backlog:
         await asyncio.sleep(5)
         before = backlog.uploaded
@@ -130,7 +130,7 @@ async def test_uploads_follow_others_that_come_and_go(metrics):
 
 
 async def test_others_that_come_meet_a_brake_within_seconds(metrics):
-    """However long the pause after the last listening: a producer that starts is heard at once."""
+    """A producer that starts is heard at once, however long the pause after the last listening is."""
     host, seconds = FakeHost(uploads=1.5), 2.0
     async with draining(host, metrics, upload_seconds=seconds) as backlog:
         await asyncio.sleep(20)
@@ -175,7 +175,7 @@ async def test_an_upload_after_a_pause_is_not_forgotten(metrics, others, seconds
 
 
 async def test_the_hard_limit_binds_on_an_idle_machine(metrics):
-    """Whatever the machine could do, no more bytes begin than the limit lets, and that is the reason."""
+    """The hard limit bounds the bytes that begin on an idle machine, and is the reason for waiting."""
     async with draining(FakeHost(), metrics, limit=16 * MIB) as backlog:
         await asyncio.sleep(SECONDS)
         assert backlog.uploaded <= 16 * MIB * (SECONDS + 1) + SEGMENT

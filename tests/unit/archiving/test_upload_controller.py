@@ -86,7 +86,7 @@ async def heard(controller: UploadController) -> None:
 
 
 async def test_controller_without_a_backlog_is_polite(make_controller, metrics):
-    """Others want the machine and nothing waits: the fewest shares, two uploads at a modest rate."""
+    """The controller allows the fewest shares if there is no backlog: two uploads at a modest rate."""
     controller, gate = make_controller()
     await heard(controller)
     controller.step()
@@ -117,7 +117,7 @@ async def test_controller_names_what_others_want(make_controller, host):
 async def test_controller_gives_everything_to_a_backlog_of_half_the_free_disk(
     make_controller, backlog, metrics
 ):
-    """At the default coefficient 500 thousandths are 1000 shares, and those have no limit."""
+    """A backlog of half the free disk gives 1000 shares at the default coefficient, and no limit."""
     backlog.size_bytes = FREE // 2
     controller, gate = make_controller()
     controller.step()
@@ -164,7 +164,7 @@ async def test_controller_passes_on_what_the_machine_carries(make_controller, ba
 
 
 async def test_controller_keeps_the_interval_however_few_the_shares(make_controller, backlog):
-    """With an upload interval the rate is at least what carries the backlog within it."""
+    """The rate carries the backlog within the upload interval at the least, however few the shares are."""
     backlog.size_bytes = 10_000 * MIB
     pace = PaceLimits(max_uploads=20, upload_interval_seconds=10)
     controller, gate = make_controller(pace=pace, free_bytes_at_start=1000 * FREE)
@@ -228,7 +228,7 @@ async def test_controller_sets_the_pace_at_once_and_every_interval(make_controll
 
 
 async def test_controller_leaves_an_idle_machine_alone(make_controller, host):
-    """While no upload runs or waits the machine is not measured: an hour costs no reading."""
+    """The machine is not measured while no upload runs or waits: an hour costs no reading."""
     controller, gate = make_controller()
     async with running(controller, 60):
         await asyncio.sleep(3600)

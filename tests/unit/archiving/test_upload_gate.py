@@ -26,7 +26,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_free_gate_lets_an_upload_begin_at_once():
-    """Without a limit in the way, entering takes no time, and leaving leaves nothing behind."""
+    """An upload enters a free gate at once, and leaves nothing behind."""
     gate = gate_at(1)
     async with gate.upload(partition(1), 5 * KIB):
         assert (gate.uploads_in_flight, gate.bytes_in_flight, gate.waiting_uploads) == (1, 5 * KIB, 0)
@@ -42,7 +42,7 @@ async def test_a_segment_larger_than_the_budget_begins_at_once_at_any_pace():
 
 
 async def test_no_more_uploads_run_than_the_pace_allows():
-    """Of five that ask, two begin; each end lets one more begin."""
+    """Two of five uploads begin if the pace allows two, and each end lets one more begin."""
     uploader = Uploader(gate_at(2))
     await uploader.start_all(1, 2, 3, 4, 5)
     assert (uploader.order, uploader.gate.waiting_uploads) == ([1, 2], 3)
@@ -69,7 +69,7 @@ async def test_an_upload_that_fails_gives_its_slot_back():
 
 
 async def test_bytes_per_second_are_kept():
-    """At 10 KiB/s, segments of 5, 20 and 10 KiB begin when what went before is paid for."""
+    """Segments of 5, 20 and 10 KiB begin at 10 KiB/s when the bytes before them are paid for."""
     uploader = Uploader(gate_at(9, 10 * KIB))
     for number, kib in enumerate((5, 20, 10, 1)):
         uploader.start(number, kib * KIB, seconds=0.1)
@@ -78,7 +78,7 @@ async def test_bytes_per_second_are_kept():
 
 
 async def test_an_idle_gate_saves_up_one_second():
-    """After a long rest three segments of half a second each begin together, and a fourth waits."""
+    """Three segments of half a second begin together after a long rest, and a fourth waits."""
     uploader = Uploader(gate_at(9, 10 * KIB))
     await asyncio.sleep(1000)
     for number in range(4):
@@ -96,10 +96,10 @@ async def test_an_idle_gate_saves_up_one_second():
 )
 def test_pace_holds_over_every_window(uploads, bytes_per_second, asks):
     """
-    For requests at any times, concurrency holds at every moment, and the rate over every window.
+    The pace bounds concurrency at every moment and bytes over every window, for requests at any times.
 
-    From any beginning to any later one, the bytes are those of the time between, of one second
-    saved up, and of the last segment, which may be borrowed.
+    The bytes of a window are at most those of its seconds, of one second saved up, and of the last segment,
+    which may be borrowed.
     """
 
     async def run() -> None:
@@ -132,7 +132,7 @@ async def test_the_last_moment_needs_no_byte_budget():
 
 
 async def test_the_last_moment_needs_a_slot():
-    """However near the loss, no more uploads run than the pace allows."""
+    """No more uploads run than the pace allows, however near the loss is."""
     uploader = Uploader(gate_at(1, KIB))
     uploader.start(1, seconds=30)
     uploader.start(2, seconds=1, seconds_to_loss=0)
@@ -152,7 +152,7 @@ async def test_a_faster_pace_takes_hold_at_once():
 
 
 async def test_a_slower_pace_lets_what_runs_run():
-    """With fewer slots than uploads under way, none begins until enough of them have ended."""
+    """No upload begins at a slower pace until enough of those under way have ended."""
     uploader = Uploader(gate_at(3))
     await uploader.start_all(1, 2, 3, 4)
     uploader.gate.set_pace(UploadPace(1, None))
@@ -298,7 +298,7 @@ async def test_the_brake_lets_new_segments_pass():
 
 
 async def test_the_hard_limit_binds_new_segments_and_the_last_moment():
-    """What a link costs is paid by each upload, whatever its hurry."""
+    """Each upload pays the cost of a link, whatever its hurry is."""
     uploader = Uploader(gate_at(UploadPace(9, None, limit_bytes_per_second=10 * KIB)))
     uploader.start(1, 50 * KIB, seconds=0)
     uploader.start(2, 50 * KIB, seconds=0, is_new=True)
@@ -321,7 +321,7 @@ async def test_listening_lets_only_the_last_moment_begin():
 
 
 async def test_the_gate_says_when_uploads_begin_and_end():
-    """Once before the first of several, and once after the last."""
+    """The gate reports once that it is busy, before the first upload, and once that it is quiet."""
     uploader = Uploader(gate_at(9))
     said = []
     uploader.gate.on_busy = lambda: said.append(("busy", now()))

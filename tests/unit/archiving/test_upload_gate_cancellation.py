@@ -24,7 +24,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_cancelling_one_that_waits_leaves_no_trace():
-    """It leaves the line with its bytes, and the others begin when they would have without it."""
+    """A cancelled upload leaves the line with its bytes, and the others begin as if it had never come."""
     uploader = Uploader(gate_at(1, 10 * KIB))
     uploader.start(1, 20 * KIB, seconds=0.5)
     gone = uploader.start(2, 50 * KIB)
@@ -85,7 +85,7 @@ async def test_cancelling_one_that_is_chosen_next_lets_another_begin():
 
 
 async def test_cancelling_an_upload_under_way_frees_the_slot_and_keeps_the_bytes():
-    """Its bytes may have been sent, so the next one still waits for them to be paid."""
+    """The bytes of a cancelled upload may have been sent, so the next one waits until they are paid for."""
     uploader = Uploader(gate_at(1, 10 * KIB))
     running = uploader.start(1, 40 * KIB)
     uploader.start(2, seconds=0)
@@ -142,9 +142,9 @@ async def test_a_slot_stays_free_when_everyone_in_line_was_cancelled():
 )
 def test_cancellations_leak_neither_slots_nor_bytes(uploads, bytes_per_second, asks):
     """
-    After any mixture of uploads and cancellations the gate is empty, with every slot free.
+    The gate is empty after any mixture of uploads and cancellations, with every slot free.
 
-    Counts agree with what runs all the way, and the debt is no more than what was begun.
+    Its counts agree with what runs all the time, and the debt is no more than the bytes that began.
     """
 
     async def run() -> None:

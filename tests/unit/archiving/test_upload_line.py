@@ -28,7 +28,7 @@ pytestmark = pytest.mark.looptime
 )
 @example([(None, 0, 30), (None, 0, 30), (90, 0, 300), (None, 0, 30)]).via("one in danger for long")
 def test_uploads_begin_in_the_order_of_the_policy(facts):
-    """However many each partition has waiting, every turn goes to the first of `upload_order`."""
+    """Every turn goes to the first of `upload_order`, however many segments each partition has waiting."""
     waiting = {
         number: WaitingPartition(partition(number), math.inf if loss is None else loss, backlog, 0)
         for number, (loss, backlog, _) in enumerate(facts)
@@ -74,7 +74,7 @@ async def test_a_huge_backlog_does_not_starve_the_others():
 
 
 async def test_a_turn_lets_begin_what_is_committed_together():
-    """With three segments to a turn, each partition's three begin in a row, oldest first."""
+    """Three segments of a partition begin in a row if a turn has three, oldest first."""
     uploader = Uploader(gate_at(1, segments_per_turn=3))
     await uploader.start_all(99)
     for size_bytes in (1, 2, 3, 4):
@@ -101,7 +101,7 @@ async def test_a_turn_is_for_partitions_that_wait_when_it_begins():
 
 
 async def test_a_turn_ends_when_the_rest_of_it_is_cancelled():
-    """When what was to follow does not come, the next partition has its turn."""
+    """The next partition gets its turn if the rest of a turn is cancelled."""
     uploader = Uploader(gate_at(1, segments_per_turn=3))
     await uploader.start_all(99)
     await uploader.start_all(1, 1, 1, 2)
@@ -114,7 +114,7 @@ async def test_a_turn_ends_when_the_rest_of_it_is_cancelled():
 
 
 async def test_turns_are_forgotten_when_no_partition_is_left():
-    """After everything has gone up, the gate holds nothing of the partitions it has served."""
+    """The gate forgets the partitions that it has served once all segments are uploaded."""
     uploader = Uploader(gate_at(1))
     await uploader.start_all(1, 2, 3)
     await uploader.end_first()
@@ -124,7 +124,7 @@ async def test_turns_are_forgotten_when_no_partition_is_left():
 
 
 async def test_a_gate_that_is_never_idle_does_not_grow():
-    """While two partitions keep it busy for thousands of turns, the line's books stay small."""
+    """The line's tables stay small over thousands of turns that two partitions keep the gate busy."""
     uploader = Uploader(gate_at(1))
     await uploader.start_all(0, 1)
     for _ in range(1000):

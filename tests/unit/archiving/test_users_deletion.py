@@ -103,7 +103,7 @@ async def step_to_end(archiver, seen):
 
 
 async def test_recorded_deletion_survives_a_change_of_leader(writer, archiver, store, delete, next_leader):
-    """At a segment's base as well, where the log's start tells nothing; and its records are never back."""
+    """A new leader goes on from the recorded start, also at a segment's base. No deleted record is back."""
     await filled(writer, archiver)
     for before_offset in (4, 6, 8, 12):
         await delete(before_offset)
@@ -159,7 +159,7 @@ async def test_start_inside_a_batch_is_a_users_for_every_leader(writer, archiver
 
 
 async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, steps, next_leader):
-    """What is not certain is not deleted; the next observation reads it again."""
+    """An uncertain deletion is not carried out, and the next observation reads the file again."""
     await filled(writer, archiver)
     successor = next_leader()
     seen = observe(writer, 6)
@@ -173,7 +173,7 @@ async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, 
 
 
 async def test_deletion_that_two_observations_found_is_recorded(writer, archiver, store, steps, next_leader):
-    """What it deletes past the archive's end is known to the next leader."""
+    """The next leader knows the part of a deletion that lies past the archive's end."""
     await filled(writer, archiver)
     writer.append(b"x", b"y", b"z")
     await steps(archiver, 14, times=2)
@@ -199,7 +199,11 @@ async def test_deletion_by_a_command_is_noticed_soon(writer, archiver, delete, c
 
 
 async def test_archive_follows_after_a_second_observation(writer, archiver, store, clock):
-    """Its start is the user's to the record; whole segments go, and their objects after the delay."""
+    """
+    The archive's start is the user's to the record.
+
+    Whole segments go, and their objects after the delay.
+    """
     await filled(writer, archiver)
     clock.now_ms += MINUTE_MS
     await archiver.step(observe(writer, 6))
@@ -237,7 +241,7 @@ async def test_start_that_comes_back_lower_counts(writer, archiver, store, clock
 
 
 async def test_first_observation_alone_moves_nothing(writer, archiver, store, clock):
-    """Not even inside the first segment, of which no object goes; nor further than the first one saw."""
+    """The archive's start moves only as far as two observations agree, also inside the first segment."""
     await filled(writer, archiver)
     for log_start_offset, expected in ((2, 0), (3, 2), (3, 3)):
         clock.now_ms += MINUTE_MS
@@ -246,7 +250,7 @@ async def test_first_observation_alone_moves_nothing(writer, archiver, store, cl
 
 
 async def test_start_at_the_end_of_a_segment_is_the_brokers_retention(writer, archiver, store, clock):
-    """It may have been a user's: what is not certain is not deleted."""
+    """A start at a segment's end may be the broker's retention or a user's, so nothing is deleted."""
     await filled(writer, archiver)
     for _ in range(4):
         clock.now_ms += MINUTE_MS
@@ -255,7 +259,7 @@ async def test_start_at_the_end_of_a_segment_is_the_brokers_retention(writer, ar
 
 
 async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store, broker, clock):
-    """Its segments end elsewhere, and the archive's have been merged: only the record tells."""
+    """Only the record of a trim tells the next leader that no user deleted: its segments end elsewhere."""
     await filled(writer, archiver)
     archiver.request_space(8)
     await archiver.step(observe(writer))
@@ -287,7 +291,7 @@ async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store,
 
 
 async def test_trim_is_recorded_before_it_is_asked_for(writer, archiver, store, broker, clock):
-    """Also one that no hint tells of; and what is recorded is not recorded again."""
+    """A trim is recorded before it is asked for, even without a hint, and is recorded once."""
     await filled(writer, archiver)
     seen_by_broker = []
     trim = broker.trim
@@ -305,7 +309,7 @@ async def test_trim_is_recorded_before_it_is_asked_for(writer, archiver, store, 
 
 
 async def test_what_follows_a_recorded_trim_knows_of_the_record(writer, archiver, store, broker, clock):
-    """One step trims and lets go of what is past retention: each commit is made on the one before."""
+    """One step trims and then expires segments: each commit is made on the one before."""
     await filled(writer, archiver)
     total = TotalRetention(limit_ms=0, limit_bytes=None)
     clock.now_ms += MINUTE_MS
@@ -317,7 +321,7 @@ async def test_what_follows_a_recorded_trim_knows_of_the_record(writer, archiver
 
 
 class PutsFail(MemoryStore):
-    """A store that takes nothing, when it is told to."""
+    """A store whose PUTs fail on demand."""
 
     is_full = False
 
@@ -346,7 +350,7 @@ async def test_trim_that_cannot_be_recorded(writer, broker, clock, cut):
 
 
 class Vanishes(MemoryStore):
-    """A store whose bucket is not there any more, when it is told so."""
+    """A store whose bucket vanishes on demand."""
 
     is_gone = False
 
@@ -357,7 +361,7 @@ class Vanishes(MemoryStore):
 
 
 async def test_nothing_is_trimmed_when_the_bucket_has_vanished(writer, broker, clock):
-    """What is called durable may be gone with it: a full disk waits for an operator."""
+    """Segments that count as durable may be gone with the bucket, so a full disk waits for an operator."""
     store = Vanishes()
     archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
     await filled(writer, archiver)
@@ -390,7 +394,7 @@ async def test_everything_deleted_leaves_an_archive_that_goes_on(writer, archive
 
 
 async def test_log_that_an_earlier_leader_cut_is_no_users(writer, archiver, store, broker, clock):
-    """Its segments ended elsewhere, so that its own retention may have cut inside of one of ours."""
+    """The earlier leader's segments ended elsewhere, so its retention may have cut inside one of ours."""
     await filled_singly(writer, archiver)
     writer.begin_epoch(1)
     writer.closed_segment()
@@ -416,7 +420,7 @@ async def test_hint_that_only_follows_the_logs_start_hides_no_users_deletion(wri
 
 
 async def test_trim_waits_until_the_archive_has_followed_a_user(writer, archiver, broker, clock):
-    """It would move the log's start past the user's; a disk that needs room comes first."""
+    """A trim would move the log's start past the user's. A disk that needs room comes first."""
     await filled(writer, archiver)
     lets_go = {"storage_mode": StorageMode.CLOUD, "target_bytes": 0}
     clock.now_ms += MINUTE_MS

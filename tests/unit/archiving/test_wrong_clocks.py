@@ -142,7 +142,7 @@ async def test_an_archive_from_1970_is_not_emptied(tmp_path, store_tells):
 
 
 async def test_a_directory_that_was_dated_by_the_same_wrong_clock(host):
-    """Where the files of an archive are from 1970 as well, its segments count from when that is found."""
+    """Segments count from when the wrong dates are found, if both files and objects are dated 1970."""
     host.store.has_own_clock, host.store.now_ms = False, host.wall_ms
     host.start()
     host.write()
@@ -194,7 +194,7 @@ async def test_an_upload_dated_days_too_early_is_looked_up(host):
 
 
 async def test_an_upload_dated_in_the_future_does_not_keep_data_for_ever(host):
-    """Where both records and upload are dated years ahead, the store's date of the object counts."""
+    """The store's date of the object counts if records and upload are dated years ahead."""
     host.write(ahead_ms=4000 * DAY_MS)
     await host.step()
     await host.redate(host.right_ms() + 3000 * DAY_MS)
@@ -261,7 +261,7 @@ async def test_objects_retired_in_the_future_go_all_the_same(host):
 
 
 async def test_a_clock_set_forward_beside_a_store_without_one(tmp_path):
-    """Where only this host tells the time, a jump while the daemon runs leaves no age certain."""
+    """No age is certain after a jump of the host's clock if no other clock tells the time."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.step()
@@ -271,7 +271,7 @@ async def test_a_clock_set_forward_beside_a_store_without_one(tmp_path):
 
 
 async def test_a_clock_behind_the_last_commit(tmp_path):
-    """Without another clock, the commit before shows a host that started behind it."""
+    """The last commit shows that a host's clock is behind if no other clock does. Nothing is deleted."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.step()
@@ -358,7 +358,7 @@ async def test_no_age_is_certain_before_the_stores_first_answer(host):
 
 
 async def test_a_store_whose_answers_have_no_date(host):
-    """Where answers tell no time, this host's clock is all there is: retention goes on by it."""
+    """Retention goes by the host's clock if the store's answers have no date."""
     host.store.now_ms = None
     host.start()
     host.write()
@@ -386,7 +386,7 @@ async def test_a_commit_in_the_future_is_reported_and_does_not_block_for_ever(tm
 
 
 async def test_a_clock_that_is_set_back_prolongs_no_rest(tmp_path):
-    """What was put off while the clock was years ahead is not put off by years when that is set right."""
+    """A rest that began while the clock was years ahead does not last for years once it is set right."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.steps(3)

@@ -62,7 +62,7 @@ def test_ballast_is_brought_to_another_size(ballast):
 
 
 def test_released_ballast_is_gone_and_can_be_released_again(ballast):
-    """It says how much is free again; nothing there is nothing to give."""
+    """A release returns the bytes that are free again, and 0 if there is no ballast."""
     ballast.grow()
     assert ballast.release() == 3 * MIB
     assert not Path(ballast.path).exists()
@@ -107,7 +107,7 @@ def test_links_and_directories_are_no_ballast(tmp_path):
 
 
 def test_pipe_is_no_ballast_and_its_other_end_is_not_waited_for(tmp_path):
-    """What is not a plain file is refused at once."""
+    """A pipe is refused at once, because it is no plain file."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="is not a ballast file"):
         BallastFile(str(tmp_path / "pipe"), MIB).held_bytes()
@@ -146,6 +146,6 @@ def test_no_place_says_why_not_for_each(tmp_path, small_disk):
 
 
 def test_log_directory_that_is_not_there_is_said(tmp_path):
-    """It may come: that is no fault of the configuration."""
+    """A log directory may come later, so its absence is no fault of the configuration."""
     with pytest.raises(LocalFileError, match="gone cannot be inspected: No such file"):
         find_ballast_path([str(tmp_path / "b")], [str(tmp_path / "gone")])

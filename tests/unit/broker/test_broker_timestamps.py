@@ -1,4 +1,4 @@
-"""When the broker appended to a segment last, asked of a layout."""
+"""The time of the broker's last append to a segment, as a layout gives it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_broker_timestamp_is_that_of_the_index_beside_a_closed_segment(layout, s
 
 
 def test_active_segment_has_no_broker_timestamp_yet(layout, segments):
-    """Whatever its index says, later appends change it; that is as it should be, and not logged."""
+    """The index of an active segment is not read: later appends change it. That is not logged."""
     assert segments[-1].is_active
     assert asked(layout, segments[-1]) == (None, [])
 
@@ -194,12 +194,12 @@ def test_segment_that_was_deleted_has_no_timestamp(layout, log, segments, tmp_pa
 
 
 def test_kafka_keeps_no_such_time(segments):
-    """Its layout answers None without reading the files."""
+    """Kafka's layout answers None without reading the files."""
     assert KafkaLayout().broker_timestamp_ms(segments[0]) is None
 
 
 def test_partitions_that_are_gone_are_forgotten(log, layout, segments, tmp_path):
-    """What was remembered of a directory goes with it: faults of indexes, and counted offsets."""
+    """The memory of a directory goes with it: faults of indexes, and counted offsets."""
     index_path(segments[0]).unlink()
     assert asked(layout, segments[0])[1]
     layout._untranslated.add("/gone")

@@ -115,7 +115,7 @@ async def bounds_of(broker: DirectoryBroker, orders: LocalPartition):
 
 
 async def test_cluster_id_comes_from_the_log_directory(broker, tmp_path):
-    """Without a configured id, the one in meta.properties is used."""
+    """The cluster id is the one in meta.properties if none is configured."""
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=from-disk\nnode.id=1\n")
 
     assert await broker.cluster_id() == "from-disk"
@@ -143,7 +143,7 @@ async def test_topic_id_is_read_once_for_all_partitions_of_a_topic(broker, tmp_p
 
 
 async def test_missing_cluster_id_is_denied(broker):
-    """Without any id the operator has to name one, for it is part of every key."""
+    """The operator has to name a cluster id if there is none, because it is part of every key."""
     with pytest.raises(BrokerDenied, match="Set cluster_id"):
         await broker.cluster_id()
 
@@ -158,7 +158,7 @@ async def test_replicas_takes_the_epoch_from_the_checkpoint(broker, orders):
 
 
 async def test_replicas_without_a_broker_are_the_whole_cluster(broker, orders):
-    """What is on disk is all there is: each topic has as many partitions as were found of it."""
+    """Each topic has as many partitions as there are on disk."""
     more = [replace(orders, topic_partition=TopicPartition(*name)) for name in (("orders", 4), ("clicks", 0))]
     view = await broker.replicas([orders, *more])
     led = Replica(0, is_leader=True)
@@ -170,7 +170,7 @@ async def test_replicas_without_a_broker_are_the_whole_cluster(broker, orders):
 
 
 async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
-    """Without a broker there are no settings to read, and setting one is refused by name."""
+    """Topics without a broker have no settings, and setting one is refused by name."""
     assert await broker.topic_configs(["orders"]) == {"orders": {}}
     assert await broker.topic_overrides("orders") == {}
     with pytest.raises(
@@ -180,7 +180,7 @@ async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
 
 
 async def test_directory_without_a_broker_has_no_id_and_no_clients(broker):
-    """Without a broker there are no producers to throttle, and each request says so."""
+    """A directory without a broker has no id and no client quotas. Each request is refused by name."""
     with pytest.raises(BrokerDenied, match=r"the broker has no id: broker\.kind is none"):
         await broker.node_id()
     with pytest.raises(BrokerDenied, match=r"client quotas cannot be read: broker\.kind is none"):
@@ -232,7 +232,7 @@ async def test_log_bounds_of_an_empty_active_segment_end_at_its_base(broker, ord
     ],
 )
 async def test_log_bounds_end_before_a_torn_tail(broker, orders, tail):
-    """What is not a whole batch at the end of the active segment is not in the log yet."""
+    """An incomplete batch at the end of the active segment is not in the log yet."""
     path = write_segment(orders, 0, batch(0))
     append(path, tail)
 
@@ -300,7 +300,7 @@ async def test_log_bounds_begin_anew_when_other_bytes_took_the_place(broker, ord
 
 
 async def test_log_bounds_begin_anew_when_the_old_place_makes_no_sense(broker, orders):
-    """Where the last scan ended may be inside a batch now; the log is then read from its start."""
+    """A log is read from its start if the end of the last scan may now be inside a batch."""
     path = write_segment(orders, 0, batch(0), batch(3))
     await bounds_of(broker, orders)
 
@@ -369,7 +369,7 @@ async def test_log_bounds_of_a_log_without_segments_are_an_error(broker, orders)
 
 
 async def test_topic_configs_are_empty_for_every_topic(broker):
-    """Without a broker nothing is set on a topic."""
+    """Topics without a broker have no configuration."""
     assert await broker.topic_configs(["orders", "payments"]) == {"orders": {}, "payments": {}}
 
 
@@ -388,7 +388,7 @@ async def test_trim_unlinks_whole_segments_from_the_head(broker, orders):
 
 
 async def test_trim_never_takes_the_active_segment(broker, orders):
-    """However high the offset, the active segment stays."""
+    """The active segment stays, however high the offset is."""
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
 
@@ -418,7 +418,7 @@ async def test_trim_ends_what_a_crash_left_half_done(broker, orders):
 
 
 async def test_trim_refuses_segments_that_changed(broker, orders):
-    """What is on disk must be what was observed; otherwise nothing is unlinked."""
+    """Nothing is unlinked unless the files are those that were observed."""
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
     local = read_local_log(orders)
@@ -430,7 +430,7 @@ async def test_trim_refuses_segments_that_changed(broker, orders):
 
 
 async def test_trim_is_denied_while_a_broker_holds_its_lock(broker, orders, tmp_path):
-    """Under a running broker nothing is unlinked; when it is gone trimming works."""
+    """Nothing is unlinked under a running broker. Trimming works when the broker is gone."""
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
     (tmp_path / ".lock").touch()
@@ -492,7 +492,7 @@ async def test_log_dir_sizes_name_what_cannot_be_read(orders, tmp_path):
 
 
 async def test_log_that_a_broker_has_led_since_is_neither_trimmed_nor_bounded(broker, orders):
-    """Its newest leader epoch is another one than when it was observed."""
+    """A log whose newest leader epoch has changed since it was observed is neither trimmed nor bounded."""
     for base in (0, 100):
         write_segment(orders, base, batch(base))
     epochs_file = Path(orders.path) / "leader-epoch-checkpoint"

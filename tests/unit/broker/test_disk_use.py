@@ -70,7 +70,7 @@ def vanish(path):
 
 @pytest.mark.parametrize("change", [append, roll, delete, compact, vanish])
 def test_meter_sees_what_a_broker_changes(meter, log_dir, change):
-    """It measures what a whole measurement does, at once and when the files are old again."""
+    """The meter agrees with a whole measurement, at once and when the files are old again."""
     change(log_dir / "orders-1")
     changed = directory_uses([str(log_dir)])
     assert meter([str(log_dir)]) == changed
@@ -80,7 +80,7 @@ def test_meter_sees_what_a_broker_changes(meter, log_dir, change):
 
 
 def test_meter_sees_a_new_partition(meter, log_dir):
-    """It is listed when it comes."""
+    """A new partition is measured when it comes."""
     (log_dir / "orders-9").mkdir()
     roll(log_dir / "orders-9")
     assert meter([str(log_dir)]) == directory_uses([str(log_dir)])
@@ -123,6 +123,6 @@ def test_meter_walks_directories_that_are_no_partitions(tmp_path):
 
 
 def test_directory_that_is_not_there_cannot_be_measured(meter, tmp_path):
-    """As with a whole measurement, it is an error."""
+    """A missing directory is an error, as with a whole measurement."""
     with pytest.raises(FileNotFoundError):
         meter([str(tmp_path / "missing")])

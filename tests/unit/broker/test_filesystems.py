@@ -37,7 +37,7 @@ async def test_directories_on_one_filesystem_are_one_reading(tmp_path, small_dis
 
 
 async def test_free_space_is_what_files_leave(small_disk):
-    """What is written is not free any more, to the block."""
+    """Written bytes are not free any more, to the block."""
     (before,) = (await LocalFilesystems().measure([str(small_disk)])).readings
     (small_disk / "file").write_bytes(bytes(2**18))
     (after,) = (await LocalFilesystems().measure([str(small_disk)])).readings

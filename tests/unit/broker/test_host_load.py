@@ -48,13 +48,13 @@ def test_load_is_what_happened_between_two_readings(proc, read):
 
 
 def test_what_this_process_takes_is_not_of_others():
-    """Of ten seconds on the processors six were busy, and this process had two of them."""
+    """Busy processor time without this process's own is that of others: four of ten seconds here."""
     load = load_between(HostCounters(1.0, 0.0, 0.0), HostCounters(6.0, 10.0, 4.0, own_cpu_seconds=2.0))
     assert (load.cpu_busy, load.cpu_of_others) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
 def test_the_control_groups_pressure_takes_the_place_of_the_machines(tmp_path, proc):
-    """Where the machine's cannot be read, what our own group waited is what is known."""
+    """The control group's own pressure counts if the machine's cannot be read."""
     for name in ("cpu", "io", "memory"):
         (proc / "pressure" / name).unlink()
     own = tmp_path / "cgroup/system.slice/tieringd.service"

@@ -96,7 +96,11 @@ async def asked(answers, *, settled):
     ids=["loads", "moved", "transaction"],
 )
 async def test_mark_that_is_not_shown_yet_is_waited_for(before):
-    """Not taken for no mark: the recovery would begin anew, and write its records twice."""
+    """
+    A mark that the coordinator does not show yet is waited for.
+
+    A recovery that took it for none would begin anew, and write its records twice.
+    """
     marks, stable = await asked([before, offsets(mark=MARK)], settled={0})
     assert marks == {0: MARK}
     assert stable == [True, True]

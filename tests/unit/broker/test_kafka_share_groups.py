@@ -1,4 +1,4 @@
-"""What brokers tell of share groups, and what it means when they do not."""
+"""Answers of brokers on share groups, and their meaning if brokers do not answer."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_group_whose_offsets_are_not_told_is_an_error(field, code, error):
 
 
 async def test_broker_that_is_away_is_an_error():
-    """It may coordinate a group."""
+    """A broker that is away may coordinate a group, so nothing is known of any."""
     with pytest.raises(BrokerUnavailable):
         await starts_of(Brokers(own={"a": 7}, other=BrokerUnavailable("it is away")))
 
@@ -114,7 +114,7 @@ async def test_broker_that_is_away_is_an_error():
     ],
 )
 async def test_what_was_deleted_meanwhile_needs_nothing(field, code):
-    """It was listed a moment ago."""
+    """A group or topic that was deleted after it was listed needs nothing."""
     brokers = Brokers(own={"a": 7}, other={})
     setattr(brokers, field, code)
     assert not any((await starts_of(brokers)).values())

@@ -148,7 +148,7 @@ async def test_broker_is_asked_for_the_leader_right_before_a_trim(connect):
 
 @pytest.mark.parametrize("leader_epoch", [3, 5])
 async def test_trim_of_another_leader_epoch_is_never_sent(connect, leader_epoch):
-    """That the broker leads is not enough: it leads under another epoch."""
+    """A broker that leads under another epoch gets no trim."""
     async with connect() as peer:
         with pytest.raises(LeadershipChanged, match=f"epoch 4 now, not {leader_epoch}"):
             await peer.trim(leader_epoch=leader_epoch)
@@ -167,7 +167,7 @@ async def test_trim_that_comes_too_long_after_the_question_is_never_sent(connect
 
 
 async def test_trim_that_is_answered_late_under_another_epoch_has_failed(connect, monkeypatch):
-    """It is not known then under which epoch the broker carried it out."""
+    """The epoch under which the broker carried out a late trim is unknown, so the trim has failed."""
     loop = asyncio.get_running_loop()
     now = loop.time
     async with connect(leader_epochs=(4, 6), effect_within_seconds=5.0) as peer:

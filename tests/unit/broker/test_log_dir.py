@@ -181,7 +181,7 @@ def test_scan_takes_a_partition_in_two_log_directories_for_neither(tmp_path):
 
 
 def test_scan_survives_directories_that_vanish_meanwhile(tmp_path):
-    """However many directories come and go during scans, those that stay are always found."""
+    """Directories that stay are always found, however many others come and go during scans."""
     stays = [make_partition(tmp_path, f"stays-{number}") for number in range(50)]
     seen_problem = False
     with churning(tmp_path):
@@ -236,7 +236,7 @@ def test_read_local_log_of_an_empty_directory_has_no_segments(tmp_path):
 
 
 def test_read_local_log_waits_while_segments_are_being_replaced(tmp_path):
-    """During a swap of compacted segments no listing is true, so there is none."""
+    """A log is not read while compacted segments are swapped in, because no listing is true then."""
     orders = make_partition(tmp_path, "orders-0")
     add_segment(orders, 0)
     add_segment(orders, 200)

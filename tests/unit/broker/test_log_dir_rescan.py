@@ -80,7 +80,11 @@ def test_topic_id_of_a_partition_that_is_not_read_any_more_is_looked_up(log_dir)
 
 
 def test_partition_that_a_broker_moves_is_read_between_scans(log_dir, tmp_path):
-    """While it is in two log directories it is none of the scan's, though an earlier observation is read."""
+    """
+    A partition that is in two log directories is left out of scans.
+
+    An earlier observation is still read.
+    """
     other = tmp_path / "other"
     other.mkdir()
     layout = KafkaLayout()

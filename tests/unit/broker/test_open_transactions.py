@@ -38,12 +38,12 @@ def writer(tmp_path):
     ],
 )
 def test_transactions_without_a_marker_before_an_offset_are_open_there(writer, offset, expected):
-    """What lies at or past the offset has no say, be it in the same segment or a later one."""
+    """Batches at or past the offset do not count, in the same segment or a later one."""
     assert open_transactions_at(KafkaLayout(), writer.local_log(), offset) == expected
 
 
 def test_transaction_that_began_before_the_log_is_known_by_what_is_left_of_it(writer):
-    """A log without its head tells of what it holds."""
+    """A log without its head shows the transactions of the records that it holds."""
     writer.drop_head()
     assert open_transactions_at(KafkaLayout(), writer.local_log(), 5) == {2: 4}
 

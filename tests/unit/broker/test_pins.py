@@ -107,7 +107,11 @@ def test_pin_brings_its_side_files(pinned, writer):
 
 
 def test_pin_keeps_every_byte_when_the_broker_deletes_the_segment(pinned, writer):
-    """Through rename and unlink the data, checked batch by batch, and the side files stay readable."""
+    """
+    Data and side files of a pin stay readable through the broker's rename and unlink.
+
+    Every batch is checked.
+    """
     before = [read_broker_indexes(each) for each in writer.local_log().closed_segments]
     delete_as_kafka_does(writer, 0, 3, step="rename")
     assert bounds(pinned.found(writer.partition).pins) == [(0, 3, False), (3, 6, False)], "two names are left"
@@ -177,7 +181,7 @@ def test_pin_without_a_side_file_is_a_pin_and_without_its_log_is_nothing(pins, w
 
 
 def test_lost_race_for_one_segment_leaves_the_pins_of_others(pinned, writer):
-    """What is cleared after a lost race is that segment's, and its neighbours keep theirs."""
+    """Only the segment of the lost race is cleared, and its neighbours keep their pins."""
     writer.closed_segment()
     gone = writer.local_log().closed_segments[2]
     writer.log_path(gone.base_offset).unlink()
@@ -231,7 +235,7 @@ def test_pins_are_listed_oldest_first_and_nothing_else_is_taken_for_one(pinned, 
 
 
 def test_note_says_what_the_log_was_like(pinned, writer):
-    """Its leader epochs, and by a link of ours its last file; a newer note takes the old one's place."""
+    """A note has the log's leader epochs and a link to its last file. A newer note replaces it."""
     assert (pinned.found(writer.partition).epochs, pinned.found(writer.partition).anchor) == (None, None)
     for _ in range(2):
         log = writer.local_log()
@@ -256,7 +260,7 @@ def test_noted_segment_is_held_by_its_pin_alone_once_the_broker_deleted_it(pins,
 
 
 def test_note_keeps_the_inode_of_a_deleted_file_from_being_used_again(pins, writer):
-    """As long as it is noted, another file that has the number cannot be taken for it."""
+    """No other file gets the inode number of a file while the note of it exists."""
     log = writer.local_log()
     pins.note(log)
     writer.log_path(6).unlink()
@@ -268,7 +272,7 @@ def test_note_keeps_the_inode_of_a_deleted_file_from_being_used_again(pins, writ
 
 
 def test_note_that_was_cut_short_is_none(pinned, writer):
-    """After a crash of the machine the file may be empty: its content is unknown then, and the pins stay."""
+    """A note that a crash left empty counts as none: the epochs are unknown then, and the pins stay."""
     pinned.note(writer.local_log())
     (checkpoint,) = Path(pinned.root).rglob("leader-epoch-checkpoint")
     checkpoint.write_bytes(b"")
@@ -334,7 +338,7 @@ def test_what_is_set_aside_keeps_its_data_and_gives_its_name_free(pinned, writer
 
 
 def test_file_that_took_a_segment_s_place_is_not_pinned_as_that(pins, writer, tmp_path):
-    """Between scan and link a log may begin anew under the same name: its bytes are another lineage's."""
+    """A file that took a segment's name between scan and link is not pinned: it is of another lineage."""
     log = writer.local_log()
     for base_offset in (0, 6):
         writer.log_path(base_offset).rename(writer.path / f"{base_offset}.deleted")
@@ -366,7 +370,7 @@ def test_others_are_removed_with_everything_in_them(pinned, writer, tmp_path):
 
 
 def test_root_that_is_gone_has_no_pins_and_is_made_again(pins, writer, tmp_path):
-    """If the pin directory is removed, its pins are lost, and later pins are made as before."""
+    """Pins are lost with the pin directory, and later pins are made as before."""
     (tmp_path / "pins").rmdir()
     assert pins.others([]) == set()
     assert pins.found(writer.partition).pins == ()
@@ -375,7 +379,7 @@ def test_root_that_is_gone_has_no_pins_and_is_made_again(pins, writer, tmp_path)
 
 
 def test_nothing_is_ever_written_inside_the_log_directory(pins, writer, log_dir):
-    """From the first pin to the last release the log directory has the same names and files."""
+    """The log directory has the same names and files from the first pin to the last release."""
     before = tree(log_dir), sorted(each.name for each in log_dir.iterdir())
 
     def seen():
@@ -392,7 +396,7 @@ def test_nothing_is_ever_written_inside_the_log_directory(pins, writer, log_dir)
 
 
 def test_pin_that_may_not_be_made_names_the_file_and_the_way_out(pins, writer, tmp_path):
-    """Without the right to it a pin fails with a reason, and the broker's file is as it was."""
+    """A pin without the right to make it fails with a reason, and the broker's file stays as it was."""
     segment = writer.local_log().segments[0]
     (tmp_path / "pins").chmod(0o555)
     with (
@@ -450,7 +454,7 @@ def test_root_that_cannot_be_made_is_passed_over(tmp_path, log_dir, writer):
 
 
 def test_root_on_another_filesystem_is_refused(log_dir, writer, elsewhere):
-    """Without a directory in reach of hard links nothing can be pinned, and the error says what to set."""
+    """Nothing can be pinned on another filesystem, and the error names the setting to change."""
     with pytest.raises(ConfigError, match=r"on the filesystem of .*Set broker\.pin_directory") as caught:
         pin_root(str(log_dir), [f"{elsewhere}/pins"])
     assert elsewhere in str(caught.value)
@@ -465,7 +469,7 @@ def test_root_for_a_log_directory_that_is_not_there_is_refused(tmp_path):
 
 
 def test_link_to_another_filesystem_fails_by_name(writer, elsewhere):
-    """Should a filesystem change under a root, the pin says so instead of copying."""
+    """The pin fails by name if a filesystem has changed under the root, and copies nothing."""
     segment = writer.local_log().segments[0]
     with pytest.raises(LocalFileError, match="cannot be pinned in"):
         PinDirectory(elsewhere).make(writer.partition, segment)
@@ -481,7 +485,7 @@ def test_partition_of_another_log_directory_may_have_the_same_name(tmp_path, pin
 
 @pytest.mark.parametrize("length", [229, 230, 231, 249])
 def test_topics_with_the_longest_names_have_pins(log_dir, tmp_path, length):
-    """Also two that differ in their last character only."""
+    """Topics with the longest names have pins, even two that differ in their last character only."""
     pins = PinDirectory(pin_root(str(log_dir.parent), [str(tmp_path / "pins")]))
     writers = [LogWriter(log_dir, "t" * (length - 1) + end) for end in "ab"]
     for writer in writers:
@@ -497,9 +501,10 @@ def test_topics_with_the_longest_names_have_pins(log_dir, tmp_path, length):
 
 def test_root_on_another_mount_of_the_same_filesystem_is_refused_with_the_cause(tmp_path):
     """
-    As systemd and containers mount them: a bind mount has the device number, and refuses the link.
+    A root on another mount of the same filesystem is refused with the cause, and the next candidate is taken.
 
-    The next candidate, which shares the log directory's mount, is taken. Nothing of the trial stays.
+    systemd and containers mount so: a bind mount has the same device number, and refuses the link. Nothing of
+    the trial stays.
     """
     program = tmp_path / "choose.py"
     program.write_text(

@@ -88,7 +88,7 @@ def test_scan_finds_the_partitions_of_clients_topics(tmp_path):
 
 @pytest.mark.parametrize("revisions", [(9, 16, 120), (120, 16, 9)])
 def test_scan_takes_the_highest_revision_of_a_partition(tmp_path, revisions):
-    """What a partition left behind when it was deleted or moved is not the partition."""
+    """Directories that a deleted or moved partition left behind are not the partition."""
     made = {revision: make_partition(tmp_path, revision=revision) for revision in revisions}
 
     scan = scan_redpanda_dirs([str(tmp_path)])
@@ -215,7 +215,7 @@ def test_segment_that_is_missing_in_the_middle_is_found_out(tmp_path):
 
 
 def test_log_from_the_beginning_needs_nothing_else(tmp_path):
-    """From raw offset 0 every delta is counted: segments and terms come out with Kafka offsets."""
+    """A log from raw offset 0 has every delta, so that segments and terms get Kafka offsets."""
     partition = make_partition(tmp_path)
     log = ordinary_log().write_to(Path(partition.path))
 
@@ -261,7 +261,7 @@ def places_of(log: RedpandaLog) -> st.SearchStrategy[OffsetTranslation]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_known_place_translates_a_trimmed_log(tmp_path_factory, data):
-    """Whatever is gone from the head, one place in what is left gives the offsets of all of it."""
+    """One known place in the rest of a trimmed log gives the offsets of all of the rest."""
     partition = make_partition(tmp_path_factory.mktemp("data"))
     log = RedpandaLog()
     for term in range(1, data.draw(st.integers(2, 5))):
@@ -284,7 +284,7 @@ def test_any_known_place_translates_a_trimmed_log(tmp_path_factory, data):
 
 
 def test_known_bases_are_taken_without_reading_the_files(tmp_path):
-    """With a place for each base, as an archive keeps them, the segments are not read."""
+    """Segments are not read if there is a known place for each base, as an archive keeps them."""
     partition = make_partition(tmp_path)
     log = ordinary_log().write_to(Path(partition.path))
     for segment in log.segments:
@@ -296,7 +296,7 @@ def test_known_bases_are_taken_without_reading_the_files(tmp_path):
 
 
 def test_files_are_counted_once_and_again_when_they_change(tmp_path):
-    """What was counted holds as long as the file is the same one, in size and time."""
+    """A count holds as long as the file is the same one, in size and time."""
     partition = make_partition(tmp_path)
     log = ordinary_log().write_to(Path(partition.path))
     logs = RedpandaLogs()
@@ -403,7 +403,7 @@ def test_compacted_segment_ends_where_its_file_does(tmp_path, lacking):
 
 
 def test_segment_that_reaches_over_the_next_is_waited_for(tmp_path):
-    """While two segments are compacted into one, both lie there for a moment."""
+    """Two segments that are being compacted into one lie side by side for a moment, and the read waits."""
     partition = make_partition(tmp_path)
     log = RedpandaLog().roll(term=1).data([b"a"]).roll().data([b"b"]).roll().data([b"c"])
     log.write_to(Path(partition.path))

@@ -119,7 +119,7 @@ def test_unknown_batch_type_before_allocated_room_is_no_matter_of_waiting(tmp_pa
 
 
 def test_segment_that_lacks_its_end_is_not_uploaded_by_what_is_known_of_it(tmp_path):
-    """Where all bases are known no file was read, so the upload checks that the segment is whole."""
+    """The upload checks that a segment is whole if all bases are known, because no file was read before."""
     log = RedpandaLog().roll(term=1).data([b"a"]).data([b"b"]).roll().data([b"c"])
     segment = written(log, tmp_path)[0]
     Path(segment.path).write_bytes(b"".join(log.segments[0].batches[:-1]))
@@ -196,7 +196,7 @@ def test_transactions_are_followed_over_segments(tmp_path):
 
 
 def test_marker_of_a_transaction_has_its_file_s_term_for_its_leader_epoch(tmp_path):
-    """It is by this epoch that the manifest remembers the marker."""
+    """The manifest remembers the marker by this epoch."""
     log = RedpandaLog().roll(term=1).data([b"a"], producer_id=9, is_transactional=True).roll(term=2)
     first, second = written(log.data([b"b"]).marker(9, ABORT_MARKER), tmp_path)
     tracker = TransactionTracker(0)

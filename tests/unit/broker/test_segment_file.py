@@ -116,7 +116,11 @@ def test_scan_of_a_file_that_shrank_says_so(tmp_path):
     ],
 )
 def test_positions_are_of_the_next_batch_that_is_left(tmp_path, offsets, batches):
-    """After a hole, of the batch behind it; at the end, of the end. None is inside a batch."""
+    """
+    The position of an offset in a hole is that of the next batch, and at the end the file's end.
+
+    An offset inside a batch has no position.
+    """
     data = [batch(base, [b"a", b"b", b"c"]) for base in (0, 3, 20, 23)]
     segment = written(tmp_path, b"".join(data), 0, 100)
     fd = open_segment(segment)
@@ -198,7 +202,7 @@ def test_walk_goes_on_where_it_ended(tmp_path):
 
 
 def test_walk_of_a_closed_segment_accepts_no_torn_end(tmp_path):
-    """What is an end in an active segment is corruption in a closed one."""
+    """A torn end is accepted in an active segment, and is corruption in a closed one."""
     segment = written(tmp_path, segment_bytes(0, batches=4)[:-3])
     with pytest.raises(CorruptDataError, match="closed segment has a torn tail") as caught:
         scan_transactions(segment, TransactionTracker())

@@ -25,7 +25,7 @@ CUTS = [0, 3, 6, 9, 12]
 @pytest.mark.parametrize("end", range(13))
 @pytest.mark.parametrize("is_active", [True, False])
 def test_open_slice_is_the_whole_batches_between_its_bounds(tmp_path, begin, end, is_active):
-    """From any batch on, up to the last that ends at or below the bound, as if it were a file of its own."""
+    """An open slice has the whole batches from one bound up to the other, as a file of its own would."""
     data = segment_bytes(0, batches=4)
     size = len(data) // 4
     segment = written(tmp_path, data, 0, None if is_active else 12)
@@ -48,7 +48,7 @@ def test_slice_to_the_end_of_a_closed_segment_begins_inside_it(tmp_path, begin):
 
 
 def test_slices_of_a_file_have_the_bytes_of_the_whole(tmp_path):
-    """Whatever batches a segment is cut between, its slices are its bytes, none twice and none left out."""
+    """A file's slices are its bytes, none twice and none left out, wherever it is cut between batches."""
     data = segment_bytes(0, batches=4, value=os.urandom(5000))
     segment = written(tmp_path, data, 0, 12)
     whole = scan(segment)
@@ -113,7 +113,7 @@ def test_position_of_an_offset_is_where_its_batch_begins(tmp_path, offset):
 def test_position_of_an_offset_that_compaction_removed_is_that_of_the_next_batch(
     tmp_path, offset, batch_number
 ):
-    """Between batches there may be holes, and an archive may end anywhere in one."""
+    """An offset in a hole between batches has the position of the next batch: an archive may end there."""
     batches = [batch(0), batch(10, [b"x", b"y"]), batch(20)]
     segment = written(tmp_path, b"".join(batches), 0, 30)
     fd = open_segment(segment)
@@ -184,7 +184,7 @@ def test_open_file_that_changed_after_it_was_listed_is_noticed(
 
 @pytest.mark.parametrize("next_offset", [12, None], ids=["closed", "active"])
 def test_open_file_whose_name_was_given_to_another_is_noticed(tmp_path, opened, next_offset):
-    """What was opened after a compaction is not the file that was listed."""
+    """A file that was opened after a compaction is not the file that was listed."""
     segment = written(tmp_path, segment_bytes(0, batches=4), 0, next_offset)
     other = tmp_path / "other"
     shutil.copy2(segment.path, other)

@@ -94,7 +94,7 @@ async def test_watch_cancelled_wait_loses_nothing(watch, log_dir):
 
 
 async def test_watch_forgets_partitions_that_are_no_longer_followed(watch, log_dir):
-    """What is not followed any more gives no hint; what is followed newly does."""
+    """A partition that is not followed any more gives no hint, and a newly followed one does."""
     (log_dir / "orders-2").mkdir()
     await watch.changes()
     watch.follow([str(log_dir / "orders-2")])
@@ -135,7 +135,7 @@ async def test_watch_survives_the_deletion_of_what_it_follows(watch, log_dir):
 
 
 async def test_watch_asks_for_a_rescan_after_an_overflow(watch, log_dir):
-    """When the kernel's queue overflows, events are lost, and the hint is to scan everything."""
+    """Events are lost if the kernel's queue overflows, and the hint is to scan everything."""
     for number in range(_QUEUED_EVENTS + 10):
         os.close(os.open(log_dir / "orders-0" / f"{number}.index", os.O_CREAT | os.O_WRONLY))
 
@@ -155,7 +155,7 @@ async def test_watch_asks_for_a_rescan_when_too_many_paths_changed(watch, log_di
 
 
 async def test_watch_without_inotify_warns_once_and_waits(log_dir):
-    """Without inotify there are no hints, one warning, and no error."""
+    """A host without inotify gives no hints, one warning, and no error."""
     watch = DirectoryWatch([str(log_dir)])
     with capture_logs() as logs, no_descriptors_left():
         watch.follow([str(log_dir / "orders-0")])

@@ -34,7 +34,7 @@ def held(directory):
 
 
 def test_file_is_there_once_it_is_published_and_not_before(directory):
-    """It has its name, its bytes and its place in the accounts, and no trace of how it came."""
+    """A published file has its name, its bytes and its place in the accounts, and no trace of its writing."""
     directory.accounts.reserve(3)
     part = directory.part(a_chunk(), 3)
     part.write(0, b"ab")
@@ -52,7 +52,7 @@ def test_file_is_there_once_it_is_published_and_not_before(directory):
 
 
 def test_abandoned_part_leaves_nothing(directory):
-    """However often it is abandoned."""
+    """A part that is abandoned, even twice, leaves no file and no bytes."""
     part = directory.part(a_chunk(), 3)
     part.write(0, b"abc")
     part.abandon()
@@ -75,7 +75,7 @@ def test_file_that_is_put_again_replaces_the_old_one(directory):
 
 @pytest.mark.parametrize("data", [b"", b"ab", b"abcd"])
 def test_file_of_another_size_is_removed(directory, data):
-    """It was cut, or is of another layout; either way it is fetched again."""
+    """A file of another size was cut or is of another layout, so it is removed and fetched again."""
     put(directory, a_chunk(), b"abc")
     (directory.path / a_chunk()).write_bytes(data)
     assert directory.open(a_chunk(), 3) is None
@@ -95,7 +95,7 @@ def test_file_that_vanished_is_counted_no_more(directory):
 
 
 def test_file_that_was_touched_is_not_trusted(directory):
-    """Whether its bytes changed or only its times: they have to be checked again."""
+    """A file with other bytes or only other times is checked again."""
     put(directory, a_chunk(), b"abc")
     opened = directory.open(a_chunk(), 3)
     path = directory.path / a_chunk()
@@ -115,7 +115,7 @@ def test_file_that_was_touched_is_not_trusted(directory):
 
 
 def test_deleted_file_is_not_intact(directory):
-    """Its reader goes on, and no other reader begins."""
+    """The reader of a deleted file goes on, and no other reader begins."""
     put(directory, a_chunk(), b"abc")
     opened = directory.open(a_chunk(), 3)
     (directory.path / a_chunk()).unlink()
@@ -124,7 +124,7 @@ def test_deleted_file_is_not_intact(directory):
 
 
 def test_file_that_another_process_put_is_found(tmp_path, directory):
-    """It is counted from then on, and not trusted before it was checked."""
+    """A file of another process is counted from then on, and not trusted before it was checked."""
     put(started(tmp_path / "cache"), a_chunk(), b"abc")
     assert held(directory) == (0, 0)
     opened = directory.open(a_chunk(), 3)
@@ -194,7 +194,7 @@ def test_foreign_files_are_reported_and_stay(tmp_path):
 
 
 def test_root_may_be_a_link(tmp_path):
-    """Where the cache lies is the operator's choice."""
+    """The cache's root may be a link: its place is the operator's choice."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "disk")
     directory = started(tmp_path / "cache")
@@ -254,14 +254,14 @@ def test_access_times_are_written_only_when_they_changed(directory):
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", encode_access_times({"a": 1})[:-1]])
 def test_damaged_access_times_are_as_none(tmp_path, damage):
-    """They are only advice."""
+    """Access times are only advice, so damaged ones count as none."""
     put(started(tmp_path / "cache"), a_chunk(), b"abc")
     (tmp_path / "cache" / "access_times").write_bytes(damage)
     assert held(started(tmp_path / "cache")) == (1, 3)
 
 
 def test_files_of_another_number_of_buckets_go_first(tmp_path):
-    """They are never read; they are counted until they are evicted."""
+    """Files of another number of buckets are never read, and are counted until they are evicted first."""
     put(started(tmp_path / "cache", buckets=16), a_chunk(0, buckets=16), b"abc")
     directory = started(tmp_path / "cache", buckets=7)
     put(directory, a_chunk(1, buckets=7), b"abc")
@@ -316,7 +316,7 @@ directory.save_access_times()
 
 @pytest.mark.parametrize("point", range(7))
 def test_killed_process_leaves_a_whole_file_or_none(tmp_path, point):
-    """Wherever it is killed, and the next start removes what it began."""
+    """A process leaves a whole file or none wherever it is killed, and the next start removes its parts."""
     done = subprocess.run(
         [sys.executable, "-c", CRASHING, tmp_path / "cache", str(point)],
         check=False,
@@ -345,9 +345,9 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 def test_any_history_ends_in_accounts_that_are_the_disk(tmp_path_factory, operations):
     """
-    What is open for readers is what was put last, whole.
+    Readers have the bytes that were put last, whole.
 
-    Behind the cache's back files may be deleted and cut: a comparison finds all of it.
+    Files may be deleted and cut behind the cache's back. A comparison finds all of it.
     """
     root = tmp_path_factory.mktemp("cache")
     directory, model = started(root), {}

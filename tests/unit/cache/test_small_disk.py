@@ -46,7 +46,7 @@ def test_full_disk_refuses_before_a_byte_is_fetched(disk):
 
 
 def test_full_disk_keeps_the_old_access_times(disk):
-    """They are only advice, and are written when there is room again."""
+    """Access times are only advice, and are written when there is room again."""
     directory = started(disk / "cache")
     put(directory, a_chunk(0), b"x")
     directory.save_access_times()
@@ -64,7 +64,7 @@ def test_full_disk_keeps_the_old_access_times(disk):
 
 
 def test_read_only_disk_serves_what_it_holds(disk):
-    """It takes nothing new, lets nothing go, and counts what is there."""
+    """A read-only disk takes nothing new, lets nothing go, and counts what is there."""
     put(started(disk / "cache"), a_chunk(0), b"abc")
     with read_only(disk):
         directory = started(disk / "cache")

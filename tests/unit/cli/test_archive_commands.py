@@ -131,7 +131,7 @@ def test_what_is_not_archived_exits_1_and_is_named(site, arguments, words):
 
 
 def test_reader_that_goes_away_ends_the_command_quietly(site):
-    """With its output closed, a command exits 1 and complains about nothing."""
+    """A command exits 1 without an error message if its output is closed."""
     reader = ["read", TOPIC, "-p", "0", "-c", str(site.config)]
     process = subprocess.Popen(command(*reader), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
@@ -174,7 +174,7 @@ def test_corrupt_manifest_exits_1_and_is_named(damaged):
 
 
 def test_archive_that_does_not_exist_exits_1(damaged):
-    """Without its bucket a command fails, and does not make one."""
+    """A command fails without its bucket, and does not make one."""
     shutil.rmtree(damaged.archive)
     damaged.config.write_text(damaged.config.read_text().replace("/archive", "/no/such/archive"))
     done = tieringd("archive", "topics", "-c", damaged.config)

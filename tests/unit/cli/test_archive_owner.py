@@ -72,7 +72,7 @@ def test_second_host_with_the_default_cluster_id_writes_nothing(tmp_path, archiv
 
 @pytest.mark.parametrize("has_record", [True, False])
 def test_second_cluster_writes_nothing_until_it_is_let_in(tmp_path, archive, has_record):
-    """It writes nothing to a bucket that was copied, or is from a release that recorded no owner, either."""
+    """The second cluster writes nothing to a copied bucket either, or to one without recorded owners."""
     first = Host(tmp_path / "a", archive, cluster_id="east")
     assert first.run().exit_code == 0
     if not has_record:
@@ -125,7 +125,7 @@ def test_lost_state_directory_is_made_good_by_a_command(tmp_path, archive):
 
 
 def test_files_that_a_broker_has_left_behind_continue_its_archive(tmp_path, archive):
-    """Their cluster's id is the owner, whichever host has them; nothing is to be claimed."""
+    """The cluster's id in the files is the owner, whichever host has them. Nothing needs to be claimed."""
     for name in ("a", "b"):
         host = Host(tmp_path / name, archive)
         (host.root / "logs" / "meta.properties").write_text("version=1\ncluster.id=q1\nnode.id=1\n")

@@ -83,7 +83,7 @@ def test_fix_brings_back_what_the_log_still_holds(archived, suffix):
 
 
 def test_fault_that_cannot_be_mended_stays_a_fault(archived):
-    """Without the local bytes a fix changes nothing, and says so by its exit code."""
+    """A fix without the local bytes changes nothing, and the exit code shows the fault that is left."""
     gone = archived.objects("*.log")[0]
     gone.unlink()
     for path in archived.partition_directory.glob("*.log"):
@@ -95,7 +95,7 @@ def test_fault_that_cannot_be_mended_stays_a_fault(archived):
 
 
 def test_orphan_goes_into_quarantine_and_comes_back(archived):
-    """It is told, moved by a fix only, listed, and put back by its key."""
+    """An orphan is reported, moved by a fix only, listed, and put back by its key."""
     orphan = left_behind(archived)
     key = str(orphan.relative_to(archived.archive))
     (row,) = scrubbed(archived)["orphans"]
@@ -131,7 +131,7 @@ def test_quarantine_is_emptied_for_good(archived):
 
 
 def test_old_quarantine_goes_with_a_fix(archived):
-    """What was there for longer than `archive_quarantine_ms` is deleted."""
+    """Objects older than `archive_quarantine_ms` in quarantine are deleted."""
     orphan = left_behind(archived)
     scrubbed(archived, "--fix")
     (there,) = archived.objects("*-dead-*")

@@ -93,20 +93,20 @@ def test_show_reports_faults_as_check_does(tmp_path):
 
 
 def test_check_prints_notes_and_is_ok(file):
-    """What is not applicable is no fault, and is not silent."""
+    """A property that is not applicable is no fault, and is not silent."""
     done = tieringd("config", "check", file, TIERINGD_TEST_SECRET="hunter2")
     assert (done.exit_code, done.output) == (0, f"{file}: ok\n")
     assert [line.split(":")[0] for line in done.errors.splitlines()] == ["warning", "note"]
 
 
 def test_schema_is_printed_as_json():
-    """It needs no file."""
+    """The schema is printed without a configuration file."""
     done = invoked("config", "schema")
     assert json.loads(done.output) == json_schema()
 
 
 def test_docs_are_the_reference_page():
-    """What is printed is what docs/configuration.md holds, to the byte."""
+    """The printed page is docs/configuration.md, to the byte."""
     done = invoked("config", "docs")
     page = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
     assert done.output == render() == page

@@ -43,7 +43,7 @@ def assert_every_fault_is_named(done, path):
     ],
 )
 def test_configuration_error_names_every_line_and_key(wrong, arguments):
-    """Whatever the command, all faults come at once, in the order of the lines, and it exits 2."""
+    """Each command names all faults at once, in the order of the lines, and exits 2."""
     assert_every_fault_is_named(tieringd(*arguments, wrong), wrong)
 
 
@@ -53,7 +53,7 @@ def test_configuration_is_found_through_the_environment(wrong):
 
 
 def test_configuration_on_the_command_line_goes_before_the_environment(wrong, site):
-    """An operator who names a file means that file."""
+    """The file on the command line goes before the one in the environment."""
     done = tieringd("archive", "topics", "-c", site.config, TIERINGD_CONFIG=str(wrong))
     assert done.exit_code == 0
 
@@ -73,7 +73,7 @@ def test_configuration_without_a_fault_is_ok(site):
 
 
 def test_configuration_with_a_doubt_is_ok_and_warned_of(tmp_path):
-    """What is allowed and hardly meant is a warning on standard error, with its line; the exit code is 0."""
+    """A doubtful setting is a warning on standard error with its line, and the exit code is 0."""
     path = tmp_path / "doubtful.yaml"
     path.write_text(
         "broker:\n  kind: none\n  log_dirs: [/srv/logs]\nstate_directory: /srv/state\n"

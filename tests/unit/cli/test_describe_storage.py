@@ -70,7 +70,7 @@ def test_storage_of_an_archived_topic_has_the_fields_of_rpk(site):
     ],
 )
 def test_sections_are_those_that_were_asked_for(site, options, expected):
-    """Without options it is the summary and the sizes."""
+    """The summary and the sizes are printed without options, or else the sections that were asked for."""
     assert titles("-c", site.config, *options) == expected
 
 
@@ -109,7 +109,7 @@ def test_sections_have_the_columns_of_rpk(site):
 
 
 def test_bytes_in_both_tiers_count_once():
-    """What is trimmed from disk and what is not archived yet make the total, with the overlap once."""
+    """The total has the bytes of both tiers, with their overlap counted once."""
     manifest = stored([remote(0, 9), remote(10, 19), remote(20, 29, uploaded_at_ms=NOW_MS - 5)])
     row = storage_row(
         snapshot(manifest=manifest, log=local_log((10, 20, 30)), bounds=LogBounds(20, 33, 33)), now_ms=NOW_MS

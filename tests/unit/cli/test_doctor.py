@@ -91,7 +91,11 @@ def test_without_a_broker_a_sound_host_is_exit_0(host, tmp_path):
 
 
 def test_a_missing_archive_is_told_with_what_to_do(host, tmp_path):
-    """With a missing parent the disk is not mounted. With a parent the first start creates the archive."""
+    """
+    A missing parent means that the disk is not mounted.
+
+    The first start creates an archive below a parent.
+    """
     done = invoked(
         *("doctor", "--format", "json", "--timeout", "20"),
         *("--config", host(cloud_storage_file_root=str(tmp_path / "disk" / "archive"))),
@@ -112,7 +116,7 @@ def test_a_missing_archive_is_told_with_what_to_do(host, tmp_path):
 
 
 def test_an_unreadable_log_directory_is_a_fault(host, tmp_path):
-    """It does not hold up the other checks."""
+    """The other checks go on."""
     broker = {"kind": "none", "log_dirs": [str(tmp_path / "nowhere")]}
     done = invoked("doctor", "--config", host(broker=broker, log_retention_ms=-1), "--format", "json")
     assert done.exit_code == 1

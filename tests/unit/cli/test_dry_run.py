@@ -100,7 +100,7 @@ CHANGES_NOTHING_HERE = {"resume", "manage", "claim", "restore", "purge"}
 
 @pytest.mark.parametrize("arguments", TRIED, ids=lambda words: " ".join(words[:3]))
 def test_dry_run_changes_nothing(site, arguments):
-    """Not a file of the archive, the log or the state; the same command without it changes something."""
+    """A dry run changes no file of archive, log or state. The same command without the option changes one."""
     words = [one.format(root=site.root) for one in arguments]
     if "--config" not in words:
         words += ["--config", str(site.config)]
@@ -115,7 +115,7 @@ def test_dry_run_changes_nothing(site, arguments):
 
 
 def test_dry_run_of_a_release_keeps_the_ballast(site):
-    """It says how much would be freed."""
+    """A dry run of a release prints how much would be freed."""
     assert invoked("space", "ballast", "create", "--config", site.config).exit_code == 0
     done = invoked("space", "ballast", "release", "--dry-run", "--config", site.config)
     assert done.output.startswith("64KiB would be freed")
@@ -133,7 +133,7 @@ def test_dry_run_of_a_copy_says_what_is_missing(site):
 
 
 def test_dry_run_of_a_quarantine_names_the_objects(site):
-    """It refuses a key that is not there, as the command itself does."""
+    """A dry run names each object that would be moved or deleted, and moves none."""
     root = yaml.safe_load(site.config.read_text())["cloud_storage_file_root"]
     key = "quarantine/objects/abc/left-behind"
     path = site.root / root / key

@@ -73,7 +73,7 @@ def test_users_are_added_listed_and_removed(path):
 
 
 def test_password_is_no_argument(path):
-    """Others on the host could read it in the list of processes."""
+    """A password in an argument would be in the list of processes for everyone on the host."""
     assert invoked("endpoint", "user", "add", "alice", SECRET, "--file", path).exit_code == 2
     assert not path.exists()
 
@@ -90,7 +90,7 @@ def test_same_password_changes_nothing_and_another_one_replaces_it(path):
 
 
 def test_dry_run_changes_nothing(path):
-    """It prints what would change."""
+    """A dry run prints what would change."""
     assert "would be added" in add(path, "alice", "--dry-run").output
     assert not path.exists()
     add(path)
@@ -113,7 +113,7 @@ def test_input_that_is_not_one_password_is_refused(path, typed):
 
 @pytest.mark.parametrize("name", ["", "a,b", "a=b", "a\nb", " a", "a\x1b[2J", "x" * 121])
 def test_name_that_no_client_or_log_can_have_is_refused(path, name):
-    """Before a password is asked for."""
+    """The name is refused before a password is asked for."""
     with pytest.raises(ConfigError, match="user's name"):
         add(path, name)
     assert not path.exists()
@@ -130,7 +130,7 @@ def test_user_that_is_not_there_cannot_be_removed(path):
 
 @pytest.mark.parametrize("call", [add, remove, listed])
 def test_bad_file_is_refused_with_its_line_and_stays(path, call):
-    """What a person wrote is never replaced by what could be read of it."""
+    """A command never replaces a person's file by the part of it that could be read."""
     path.touch(0o600)
     path.write_text("users: {}\nrules:\n  - {principal: alice}\n")
     before = path.read_bytes()
@@ -140,7 +140,7 @@ def test_bad_file_is_refused_with_its_line_and_stays(path, call):
 
 
 def test_file_that_others_can_read_is_refused(path):
-    """With the command that mends it."""
+    """The error has the command that mends the permissions."""
     add(path)
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -187,7 +187,7 @@ def calls(monkeypatch):
 
 
 def test_file_is_durable_before_it_takes_its_place_and_so_is_its_name(path, calls):
-    """After a power cut there is the old file, or the new one."""
+    """A power cut leaves the old file or the new one."""
     add(path)
     assert calls.names == ["fsync of file", "replace", "fsync of directory"]
 

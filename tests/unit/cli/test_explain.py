@@ -36,7 +36,7 @@ def states(document) -> list[tuple[str, str]]:
 
 
 def test_explain_follows_a_segment_from_disk_to_the_archive(own_site):
-    """Before a pass segments are due, after it they are in both tiers, and past the target trimmed."""
+    """Segments are due before a pass, in both tiers after it, and trimmed once past the local target."""
     reconfigured(own_site, cloud_storage_enable_remote_read=True)
     own_site.archive.mkdir()
     before = explained(own_site, "--format", "json").json()
@@ -86,7 +86,7 @@ def test_explain_prints_what_holds_and_a_table(site):
 
 
 def test_explain_of_a_topic_that_is_only_written_says_why_it_is_not_trimmed(own_site):
-    """Its log stays for as long as the broker's own retention says."""
+    """The log stays for as long as the broker's own retention says."""
     reconfigured(own_site, cloud_storage_enable_remote_read=False)
     tieringd("run", "--once", "-c", own_site.config)
     found = explained(own_site, "--format", "json").json()
@@ -149,7 +149,7 @@ def test_facts_say_why_nothing_moves_from_here(tmp_path):
     ],
 )
 def test_explain_of_a_topic_that_is_not_tiered_says_so(own_site, changes, because):
-    """Without tiering nothing moves, and each segment says what to change."""
+    """Nothing moves without tiering, and each segment names the setting to change."""
     reconfigured(own_site, **changes)
     own_site.archive.mkdir()
     found = explained(own_site, "--format", "json").json()
@@ -200,7 +200,7 @@ def test_explain_of_what_does_not_exist_exits_1(site, arguments, words):
 
 
 async def test_explanation_says_why_nothing_goes_by_age(tmp_path):
-    """Where this host's clock is off from the store's, what is due stays, and the command says why."""
+    """The command says that due segments stay if this host's clock differs from the store's."""
     writer = LogWriter(tmp_path)
     writer.closed_segment()
     store = MemoryStore(now_ms=Clock())

@@ -23,7 +23,7 @@ def config_in(path, **changes):
 
 
 def test_gateway_beside_a_broker_is_no_command(tmp_path):
-    """It is a part of the daemon, and the error says so."""
+    """A gateway beside a broker is a part of the daemon, and the error says so."""
     done = tieringd("gateway", "--config", str(config_in(tmp_path)))
     assert done.exit_code == 2
     assert "is part of `tieringd run`" in done.errors
@@ -31,7 +31,7 @@ def test_gateway_beside_a_broker_is_no_command(tmp_path):
 
 
 def test_cluster_that_the_bucket_does_not_hold_ends_the_command(tmp_path):
-    """Before it listens."""
+    """An unknown cluster ends the command before it listens."""
     config = config_in(tmp_path)
     done = tieringd("gateway", "--archive-only", "--from-cluster", "east", "--config", str(config))
     assert done.exit_code == 2
@@ -39,7 +39,7 @@ def test_cluster_that_the_bucket_does_not_hold_ends_the_command(tmp_path):
 
 
 def test_address_that_clients_cannot_use_ends_the_command(tmp_path):
-    """They would be sent to 0.0.0.0."""
+    """Clients would be sent to 0.0.0.0."""
     config = config_in(tmp_path, gateway={"port": 0, "host": "0.0.0.0", "archive_only_for_everyone": True})
     done = tieringd("gateway", "--archive-only", "--config", str(config))
     assert done.exit_code == 2
@@ -47,7 +47,7 @@ def test_address_that_clients_cannot_use_ends_the_command(tmp_path):
 
 
 def test_missing_bucket_ends_the_command(tmp_path):
-    """As with every other command."""
+    """A missing bucket ends the command, as it ends every other command."""
     config = config_in(tmp_path, cloud_storage_file_root=str(tmp_path / "none" / "archive"))
     done = tieringd("gateway", "--archive-only", "--config", str(config))
     assert done.exit_code == 1

@@ -21,7 +21,7 @@ def printed(*arguments: str) -> str:
 
 
 def test_rules_are_those_of_the_repository():
-    """What the command prints is the file that its tests try."""
+    """The command prints the file that its tests try."""
     assert printed("prometheus-rules") == (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
 
 
@@ -58,7 +58,7 @@ def test_scrape_configuration_has_the_partitions_where_asked_for():
 
 
 def test_dashboards_are_those_of_the_repository():
-    """They are listed, each is printed as it is, and one that there is not is an error with their names."""
+    """Each dashboard is printed as it is in the repository. An unknown one is an error with their names."""
     directory = ROOT / "deploy" / "grafana"
     names = printed("grafana-dashboard").split()
     assert names == sorted(path.stem for path in directory.glob("*.json"))

@@ -27,7 +27,7 @@ STORES = {
 @pytest.mark.parametrize("credentials", ["instance", "keys"])
 @pytest.mark.parametrize("store", STORES)
 def test_what_it_writes_is_accepted_without_a_warning(tmp_path, store, credentials, broker):
-    """For each store, broker and way to log in, without a question."""
+    """The written configuration has no fault and no warning, for each store, broker and kind of login."""
     path = tmp_path / "tieringd.yaml"
     done = invoked(
         *("init", path, "--broker", broker, "--credentials", credentials, "--topic", "pay-*"), *STORES[store]
@@ -62,7 +62,7 @@ def test_the_permissions_are_printed_for_the_user_and_the_bucket(tmp_path):
 
 
 def test_an_existing_file_stays(tmp_path):
-    """It is replaced only on demand, and that is said before anything is asked."""
+    """An existing file is replaced only with `--force`; the error comes before the first question."""
     path = tmp_path / "tieringd.yaml"
     path.write_text("mine")
     for options in (STORES["file"], ("--ask",)):
@@ -91,7 +91,11 @@ def test_a_missing_answer_without_a_terminal_is_named(tmp_path):
 
 
 def test_a_faulty_answer_is_refused_before_anything_is_written(tmp_path):
-    """With the fault that `config check` would name; a colon or a quote in a name breaks nothing."""
+    """
+    The error names the fault that `config check` would name.
+
+    A colon or a quote in a name breaks nothing.
+    """
     path = tmp_path / "tieringd.yaml"
     with pytest.raises(ConfigError) as caught:
         invoked("init", path, "--log-dir", "relative/path", *STORES["file"])

@@ -81,7 +81,7 @@ def test_logdirs_table_has_the_columns_of_rpk(site):
 
 
 def test_topic_that_no_broker_has_is_listed_without_one(own_site):
-    """What the bucket keeps of a topic that is gone from every disk is still to be seen."""
+    """A topic that is gone from every disk is still listed with its bytes in the bucket."""
     tieringd("run", "--once", "-c", own_site.config)
     for path in own_site.partition_directory.iterdir():
         path.unlink()
@@ -114,7 +114,11 @@ def test_former_topic_of_the_same_name_is_told_from_the_brokers_own(own_site):
 
 
 def test_each_broker_with_a_replica_shows_what_is_stored():
-    """As with Redpanda, and once a broker, though a replica that moves is in two of its directories."""
+    """
+    A stored partition counts once for each broker with a replica, as with Redpanda.
+
+    A replica that moves between two directories of a broker still counts once.
+    """
     directories = [
         LogDirSizes(1, "/d", (ReplicaSize(A0, 5), ReplicaSize(B0, 1))),
         LogDirSizes(1, "/e", (ReplicaSize(A0, 3),)),

@@ -33,7 +33,7 @@ except ValueError:
 
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_traceback_in_the_log_shows_no_variables(form):
-    """Among the local variables of any function may be a key to the bucket."""
+    """A traceback shows no local variables: one may be a key to the bucket."""
     program = PROGRAM.replace("{format!r}", repr(form))
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert "it went wrong" in done.stderr
@@ -77,7 +77,7 @@ def test_repeats_are_folded_and_counted():
 
 
 def test_a_fatal_error_is_json_too():
-    """With its kind, what to do, and the exit code; the error goes on to the command line."""
+    """The event has the error's kind, its hint and its exit code. The error goes on to the command line."""
     with (
         structlog.testing.capture_logs() as events,
         pytest.raises(ConfigError),

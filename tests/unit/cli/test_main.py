@@ -38,7 +38,7 @@ def test_a_command_is_listed_with_the_first_line_of_its_own_help(name):
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--help"]])
 def test_version_and_help_import_no_command(arguments):
-    """Neither an SDK nor the configuration is imported, and the number of modules stays small."""
+    """Version and help import no SDK and no configuration, and the number of modules stays small."""
     script = (
         "import sys, json\n"
         "from tieringd.cli.main import app\n"
@@ -69,7 +69,11 @@ def test_version_and_help_import_no_command(arguments):
     ],
 )
 def test_completion_imports_no_command(words, found):
-    """At each level, with the values of an option; the number of modules bounds the time."""
+    """
+    Completion loads few modules and no command, at each level and for values of an option.
+
+    The number of modules bounds the time.
+    """
     script = (
         "import sys, json\n"
         "from tieringd.cli.main import app\n"

@@ -44,7 +44,7 @@ def contents(config) -> tuple[bytes, list]:
 
 
 def test_moved_archive_goes_on_where_the_configuration_says(archived, elsewhere):
-    """What is read is the same; the old configuration archives nothing more, and says why."""
+    """The same records are read. The old configuration archives nothing more, and says why."""
     before = contents(archived.config)
     done = invoked("archive", "move", "--to", elsewhere, "-c", archived.config, "--verify", "-f", "json")
     outcome = done.json()
@@ -131,7 +131,7 @@ def test_source_that_another_topic_goes_on_from_is_not_deleted(archived, elsewhe
 
 
 def test_interrupted_deletion_of_the_source_goes_on(archived, elsewhere):
-    """What is half deleted is not compared any more, and what is left of it goes."""
+    """A half-deleted source is not compared any more, and the rest of it goes."""
     move = ("archive", "move", TOPIC, "--to", elsewhere, "-c", archived.config, "-f", "json")
     assert invoked(*move).json()["purged_topics"] == 0
     (listed,) = invoked("archive", "topics", "-c", archived.config, "-f", "json").json()

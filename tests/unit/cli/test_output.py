@@ -54,7 +54,7 @@ def test_a_narrow_terminal_loses_nothing(site):
 
 
 def test_bytes_do_not_go_to_a_terminal(site):
-    """It would obey what is in them."""
+    """A terminal would obey control bytes in the records."""
     code, text = on_a_terminal(80, "archive", "cat", TOPIC, "0", "--config", site.config)
     assert code == 2
     assert "redirect" in text
@@ -76,7 +76,7 @@ def test_a_full_standard_output_is_an_error_of_one_line(site):
 
 
 def test_a_closed_standard_output_ends_quietly(site):
-    """As with `| head`."""
+    """A command ends quietly if its output is closed, as by `| head`."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -91,7 +91,7 @@ def test_a_closed_standard_output_ends_quietly(site):
 
 
 def test_yaml_says_the_same_as_json(site):
-    """For a listing and for a document."""
+    """YAML and JSON have the same content, for a listing and for a document."""
     for arguments in (("archive", "topics"), ("archive", "manifest", TOPIC, "0"), ("lag",)):
         done = invoked(*arguments, "--config", site.config, "--format", "yaml")
         assert (
@@ -110,7 +110,7 @@ def test_lag_is_what_is_not_archived(site):
 
 
 def test_topics_are_chosen_by_patterns_everywhere(site):
-    """In place of the options of former releases, which still work."""
+    """Patterns choose topics in every command, and the options of former releases still work."""
     for chosen, found in (((TOPIC,), 1), (("pay*", "orders"), 1), (("orders",), 0), ((), 1)):
         for listing in ("archive", "topics"), ("recover", "list"):
             rows = invoked(*listing, *chosen, "--config", site.config, "--format", "json").json()
@@ -137,6 +137,6 @@ def test_times_are_read_as_they_are_printed():
 
 
 def test_one_variable_names_the_configuration_everywhere(site):
-    """Also where the file is an argument."""
+    """The variable names the configuration for each command, even if the file is an argument there."""
     for arguments in (("config", "check"), ("config", "show"), ("archive", "topics"), ("lag",)):
         assert tieringd(*arguments, TIERINGD_CONFIG=str(site.config)).exit_code == 0, arguments

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[3] / "docs/python.md"
 
 
 def test_example_reads_an_archive(site, capsys):
-    """It prints where each partition begins, its segments, and the size of its first batches."""
+    """The example prints where each partition begins, its segments, and the size of its first batches."""
     (code,) = [block for language, block in BLOCK.findall(PAGE.read_text()) if language == "python"]
     definitions, call = code.split("asyncio.run(", 1)
     assert call.startswith("show(")

@@ -81,7 +81,7 @@ def place(tmp_path, cluster):
 
 
 def test_run_again_writes_only_what_is_new(place):
-    """As the marks say."""
+    """A second run writes only new records, as the marks say."""
     place.recover()
     assert place.holds_all_once()
     place.archived(place.writers)
@@ -91,7 +91,7 @@ def test_run_again_writes_only_what_is_new(place):
 
 
 def test_partition_whose_mark_was_forgotten_is_not_written_again(place, cluster):
-    """It holds unknown records: that is refused, with the way out."""
+    """A partition without its mark holds unknown records. It is refused with a way out."""
     place.recover()
     before = dict(cluster.commits)
     cluster.forget("orders", 0)
@@ -113,7 +113,7 @@ def test_marks_of_all_partitions_age_together(place, cluster):
 
 
 def test_attempt_that_began_at_the_same_time_keeps_its_marks(place, cluster):
-    """What it has set, or written, since the other one looked is not set back."""
+    """Marks and records of the other attempt since the first look are not set back."""
     cluster.add("orders", 2, KEEPING)
     values = list(place.writers[0].values().values())
 
@@ -180,7 +180,11 @@ def test_history_of_a_restored_topic_comes_first(place, cluster):
 
 
 def test_dry_run_into_a_cluster_changes_nothing(place, cluster):
-    """Its rows say where each partition would begin and end; no topic is made, and no mark stored."""
+    """
+    The rows of a dry run say where each partition would begin and end.
+
+    No topic is made, no mark stored.
+    """
     before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
     planned = place.recover("--dry-run")
     assert cluster.values == {}

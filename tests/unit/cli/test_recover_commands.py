@@ -77,7 +77,11 @@ def test_sound_archive_passes(place, validate):
 
 
 def test_missing_manifest_is_refused_or_reported(place):
-    """By default nothing is restored; without a check the others are, and the report names it."""
+    """
+    Nothing is restored if a manifest is missing. The other partitions are, if nothing is checked.
+
+    The report names the partition without a manifest.
+    """
     place.object_of(1, "manifest").unlink()
     with pytest.raises(CorruptDataError, match="1 of 3 partitions have no manifest"):
         place.recover()
@@ -89,7 +93,7 @@ def test_missing_manifest_is_refused_or_reported(place):
 
 
 def test_missing_object_is_found_before_anything_is_restored(place):
-    """Where segments are checked; the other check meets it on the way."""
+    """A missing object is found before anything is restored if segments are checked, and else on the way."""
     place.object_of(1, "9-11-*.log").unlink()
     with pytest.raises(CorruptDataError, match="the archive is incomplete: orders-1: "):
         place.recover(*DEEP)
@@ -100,7 +104,7 @@ def test_missing_object_is_found_before_anything_is_restored(place):
 
 
 def test_only_the_newest_segments_are_checked(place):
-    """As many as the depth says; 0 is all."""
+    """The check covers as many of the newest segments as the depth says. 0 means all."""
     place.object_of(1, "0-2-*.log").unlink()
     with pytest.raises(CorruptDataError, match="is incomplete"):
         place.recover(*DEEP, "--validation-depth", "4")
@@ -112,7 +116,7 @@ def test_only_the_newest_segments_are_checked(place):
 
 
 def test_partition_that_cannot_be_read_leaves_the_others_alone_without_a_check(place):
-    """Its row says why, and the command fails at its end."""
+    """The row of an unreadable partition has the reason, and the command fails at its end."""
     place.object_of(1, "3-5-*.log").unlink()
     code, rows = place.recover("--validate", "no_check")
     assert code == 1
@@ -131,7 +135,7 @@ def test_no_link_is_written_where_a_later_topic_is_refused(place):
 
 
 def test_full_restore_refuses_the_id_that_a_shallow_one_was_begun_for(place):
-    """Its link would put old records before the restored ones one day."""
+    """The link of the shallow restore would put old records before the restored ones one day."""
     assert place.recover("--shallow")[0] == 0
     with pytest.raises(ConfigError, match="a shallow restore of topic orders was begun for its id"):
         place.recover()
@@ -139,7 +143,7 @@ def test_full_restore_refuses_the_id_that_a_shallow_one_was_begun_for(place):
 
 
 def test_full_restore_refuses_a_topic_with_a_history(place, tmp_path):
-    """It would bring back the newer part alone, and say that all is there."""
+    """A full restore would bring back the newer part alone, and report it as everything."""
     assert place.recover("--shallow")[0] == 0
     for number in range(PARTITIONS):
         writer = LogWriter(tmp_path / "second", "orders", number, topic_id=NEW_ID, first_offset=12)
@@ -178,7 +182,7 @@ def test_staging_that_cannot_be_moved_from_is_refused_before_a_download(place, t
 
 
 def test_refused_restore_leaves_nothing_beside_the_log_directory(place):
-    """Though the first places were found free."""
+    """A refused restore leaves nothing, although its first places were free."""
     (place.logs / f"orders-{PARTITIONS - 1}" / f"{0:020d}.log").write_bytes(b"record")
     before = files_below(place.root)
     with pytest.raises(ConfigError, match="holds records"):
@@ -279,7 +283,7 @@ def test_cluster_recovery_needs_a_cluster(place):
     ],
 )
 def test_option_that_makes_no_sense_is_refused(place, options, message):
-    """Before anything is opened."""
+    """The option is refused before anything is opened."""
     done = invoked("recover", "cluster", "--topics", ".*", "--config", place.config, *options)
     assert done.exit_code == 2
     assert message in " ".join(done.errors.split())
@@ -298,7 +302,7 @@ def test_progress_in_bytes_is_told_at_each_tenth(monkeypatch, capsys):
 
 
 def test_progress_in_records_is_told_every_few_seconds(monkeypatch, capsys):
-    """With the share of all partitions together, and how long the rest will take."""
+    """Progress shows the share of all partitions together, and how long the rest will take."""
     # Progress is shown on a terminal only, and the tests have none.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     now = [0.0]
@@ -327,7 +331,7 @@ def sizes(root):
 
 
 def test_dry_run_into_a_directory_changes_nothing(place):
-    """Its rows say what the recovery then does, and the same checks refuse it."""
+    """The rows of a dry run are those of the recovery, and the same checks refuse it."""
     before = sizes(place.root)
     code, planned = place.recover("--dry-run")
     assert code == 0

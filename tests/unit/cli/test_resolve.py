@@ -52,7 +52,7 @@ def decisions(site) -> list:
 
 
 async def test_without_a_decision_the_command_shows_what_each_would_lose(archived):
-    """It counts the records in the bucket, and changes nothing."""
+    """The command counts the records in the bucket, and changes nothing."""
     before = archived.objects("*")
     done = await resolve(archived)
     assert done.exit_code == 0
@@ -67,7 +67,7 @@ async def test_without_a_decision_the_command_shows_what_each_would_lose(archive
 
 @pytest.mark.parametrize("reason", ["divergence_unknown", "transactions_forgotten"])
 async def test_keeping_is_a_way_out_where_it_settles_the_case(archived, reason):
-    """It is no way out elsewhere. YAML says the same as JSON."""
+    """Keeping is offered only for a case that it settles. YAML says the same as JSON."""
     case = CASE | {"reason": reason, "transactions": []}
     shown = (await resolve(archived, "-f", "json", case=case)).json()
     assert yaml.safe_load((await resolve(archived, "-f", "yaml", case=case)).output) == shown
@@ -75,7 +75,7 @@ async def test_keeping_is_a_way_out_where_it_settles_the_case(archived, reason):
 
 
 async def test_decision_is_stored_for_the_present_version(archived):
-    """Beside the manifest, with a record that stays; a dry run stores nothing."""
+    """A decision is stored beside the manifest, with a record that stays. A dry run stores nothing."""
     before = archived.objects("*")
     arguments = ("--transaction", "7=aborted", "--requested-by", "ann")
     done = await resolve(archived, *arguments, "--dry-run")
@@ -148,7 +148,7 @@ async def test_other_daemons_partition_is_refused(archived):
 
 
 async def test_closed_archive_is_refused(archived, tmp_path):
-    """After a move no daemon acts on this bucket any more."""
+    """A decision on a closed archive is refused: no daemon acts on this bucket after a move."""
     other = archived.root / "other.yaml"
     config = directory_config([archived.root / "logs"], archived.root / "elsewhere", archived.root / "state")
     write_config(other, config)

@@ -46,7 +46,7 @@ def test_ballast_is_made_shown_and_released(own_site, config):
 
 
 def test_ballast_is_shown_as_text(own_site, config):
-    """Without a format it is for a person to read."""
+    """The output without a format is for a person to read."""
     done = invoked("space", "ballast", "show", "--config", config)
     assert f"path                   {own_site.root / 'state' / 'ballast'}\n" in done.output
 

@@ -41,7 +41,7 @@ def host(tmp_path):
 
 
 def test_plan_names_phase_partition_and_offset_and_does_nothing(host):
-    """Down to two segments first, then to the active one; the files are as they were."""
+    """The plan goes down to two segments first, and then to the active one. All files stay."""
     path, writer = host
     before = writer.bases_on_disk
     (space,) = invoked("space", "plan", "--config", path, "--format", "json").json()

@@ -46,7 +46,7 @@ def test_conf_is_key_and_value():
 
 @pytest.mark.parametrize("wrong", ["a", "=b", ""])
 def test_conf_without_a_value_is_refused(wrong):
-    """With what was given."""
+    """The error names the value that has no `key=value`."""
     with pytest.raises(typer.BadParameter, match=f"--conf {wrong}: expected key=value"):
         parse_conf([wrong])
 
@@ -63,7 +63,7 @@ def test_conf_without_a_value_is_refused(wrong):
     ],
 )
 def test_master_of_the_session(master, conf, environ, found):
-    """On this machine nothing is opened to others; elsewhere Spark's own settings hold."""
+    """A local master opens nothing to other hosts. Spark's own settings hold for any other master."""
     options = session_options(master=master, conf=conf, environ=environ)
     assert options.get("spark.master") == found
     assert options["spark.sql.session.timeZone"] == "UTC"
@@ -144,7 +144,7 @@ def test_command_without_pyspark_says_what_to_install(tmp_path, config, job):
 
 @pytest.mark.parametrize("home", ["", "/nowhere"])
 def test_command_without_java_says_so(tmp_path, config, home):
-    """By what there is of JAVA_HOME."""
+    """The error names Java 17, and JAVA_HOME if it is set."""
     done = tieringd("spark", "usage", "--config", config, PATH=str(tmp_path), JAVA_HOME=home)
     assert (done.exit_code, done.output) == (2, "")
     assert "Spark needs Java 17" in done.errors
@@ -174,7 +174,7 @@ def test_command_without_java_says_so(tmp_path, config, home):
     ],
 )
 def test_wrong_command_line_exits_2(config, arguments, words):
-    """Before Spark is looked for."""
+    """A wrong command line ends the command before it looks for Spark."""
     given = [] if arguments == ["scrub"] else ["--config", config]
     done = invoked("spark", *arguments, *given)
     assert (done.exit_code, done.output) == (2, "")
@@ -190,7 +190,7 @@ def test_wrong_command_line_exits_2(config, arguments, words):
     ],
 )
 def test_erasure_without_keys_that_can_be_read_is_refused(config, arguments, words):
-    """Before Spark is looked for; no key is told."""
+    """The command is refused before it looks for Spark, and the error names no key."""
     done = tieringd("spark", "erase", "orders", "--requested-by", "me", "--config", config, *arguments)
     assert (done.exit_code, done.output) == (2, "")
     assert words in done.errors
@@ -198,7 +198,7 @@ def test_erasure_without_keys_that_can_be_read_is_refused(config, arguments, wor
 
 
 def test_erasure_without_a_requester_is_refused(config):
-    """By a dry run as well: the command that follows is the same."""
+    """A dry run is refused too, because the command that follows it is the same."""
     asked = ("--key", "k", "--requested-by", " ", "--dry-run", "--config", config)
     done = tieringd("spark", "erase", "orders", *asked, PATH="/nowhere")
     assert (done.exit_code, done.output) == (2, "")
@@ -207,12 +207,12 @@ def test_erasure_without_a_requester_is_refused(config):
 
 @pytest.mark.parametrize("text", ["0", " 0 ", "0s"])
 def test_nothing_needs_no_unit(text):
-    """It is as long in all of them."""
+    """A zero needs no unit: it is as long in all of them."""
     assert duration(text) == 0
 
 
 def test_wrong_prices_exit_2(tmp_path, config):
-    """Before Spark is looked for."""
+    """Wrong prices end the command before it looks for Spark."""
     path = tmp_path / "prices.yaml"
     path.write_text("storage_gib_month: much\nwrites_1000: 1\n")
     done = tieringd("spark", "usage", "--config", config, "--prices", path, PATH="/nowhere", JAVA_HOME="")
@@ -222,7 +222,7 @@ def test_wrong_prices_exit_2(tmp_path, config):
 
 
 def test_wrong_configuration_of_pyiceberg_exits_2(tmp_path, config):
-    """It is read when the package is imported; the line that is wrong is not told."""
+    """The configuration of pyiceberg is read at its import, and the error does not quote its wrong line."""
     (tmp_path / ".pyiceberg.yaml").write_text("catalog: {shop: {token: hunter2}}\n")
     done = tieringd(
         *("spark", "export", "orders", "--config", config, "--target-format", "iceberg"),
@@ -246,7 +246,7 @@ OTHER_FORMAT = [
 
 @pytest.mark.parametrize(("target_format", "option"), OTHER_FORMAT)
 def test_option_of_the_other_format_is_refused(config, target_format, option):
-    """It would be without effect; what it was given is not told, as it may be a secret."""
+    """The option would have no effect. Its value is not shown, as it may be a secret."""
     done = invoked(
         "spark", "export", "orders", "--config", config, "--target-format", target_format, option, "a=hunter2"
     )
@@ -256,7 +256,7 @@ def test_option_of_the_other_format_is_refused(config, target_format, option):
 
 
 def test_catalogue_property_without_a_value_is_refused(config):
-    """By its number: what is given may be a secret."""
+    """The error names the property by its number: its text may be a secret."""
     arguments = ["--target-format", "iceberg", "--catalog-property", "a=b", "--catalog-property", "hunter2"]
     done = invoked("spark", "export", "orders", "--config", config, *arguments)
     assert (done.exit_code, done.output) == (2, "")
@@ -274,7 +274,7 @@ def test_catalogue_property_without_a_value_is_refused(config):
     ],
 )
 def test_parquet_export_that_cannot_be_is_refused(config, arguments, words):
-    """Before Spark is started."""
+    """An impossible export is refused before Spark is started."""
     done = tieringd(
         "spark", "export", "orders", "--config", config, "--target-format", "parquet", *arguments, PATH=""
     )
@@ -291,7 +291,7 @@ def test_wrong_conf_exits_2(config):
 
 @pytest.mark.parametrize("place", ["missing/report.json", "bucket"])
 def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
-    """Before the job is done, and not after it."""
+    """A report that cannot be written ends the command before the job, and not after it."""
     done = tieringd(
         "spark", "scrub", "--config", config, "--report", tmp_path / place, PATH="/nowhere", JAVA_HOME=""
     )
@@ -300,7 +300,7 @@ def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
 
 
 def test_report_is_written_where_standard_output_has_no_reader(tmp_path, monkeypatch):
-    """What took hours is in the file all the same."""
+    """The result of hours is in the file all the same."""
     path = tmp_path / "report.json"
     reading, writing = os.pipe()
     os.close(reading)
@@ -314,7 +314,7 @@ def test_report_is_written_where_standard_output_has_no_reader(tmp_path, monkeyp
 
 
 def test_submit_file_is_the_commands_of_this_group():
-    """What spark-submit runs takes the arguments that would follow `tieringd spark`."""
+    """The file takes the arguments that would follow `tieringd spark`."""
     path = Path(invoked("spark", "submit-file").output.strip())
     assert path.is_file()
     command = [sys.executable, path, "usage", "--help"]
@@ -334,7 +334,7 @@ class Clock:
 
 
 def test_progress_in_a_terminal_is_one_line(capsys):
-    """It is written over, and left when the next step begins."""
+    """The line is written over, and left when the next step begins."""
     clock = Clock()
     progress = JobProgress(is_terminal=True, clock=clock)
     progress("scrub", 0, 10)
@@ -362,7 +362,7 @@ def test_shorter_line_covers_the_longer_one_before(capsys):
 
 
 def test_progress_is_silent_where_it_would_stand_in_the_report(capsys):
-    """However long it takes."""
+    """Progress is silent if standard error would mix with the report, however long the job takes."""
     clock = Clock()
     progress = JobProgress(is_terminal=False, is_quiet=True, clock=clock)
     clock.now = 10 * SECONDS_BETWEEN

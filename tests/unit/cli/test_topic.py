@@ -6,7 +6,7 @@ from tests.unit.cli.commands import TOPIC, tieringd
 
 
 def test_paused_topic_is_neither_uploaded_nor_trimmed(own_site):
-    """After a pause a pass does nothing; after a resume it does everything, and the coverage is told."""
+    """A pass does nothing while a topic is paused. A resume reports the coverage, and the next pass works."""
     config = ("--config", own_site.config)
     assert tieringd("run", "--once", *config).exit_code == 0
     before = tieringd("archive", "describe", TOPIC, *config, "--format", "json").json()

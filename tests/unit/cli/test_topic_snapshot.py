@@ -27,7 +27,7 @@ async def taken(tmp_path, broker, *, archive=None, number=None):
 
 
 async def test_leader_knows_files_bounds_and_manifest(tmp_path):
-    """Of a partition that this broker leads everything is known."""
+    """Everything is known of a partition that this broker leads."""
     writer, archive = written(tmp_path), archive_in(MemoryStore())
     manifest = await archived(writer, archive)
     other = LogWriter(tmp_path, "payments", partition=5)
@@ -43,7 +43,7 @@ async def test_leader_knows_files_bounds_and_manifest(tmp_path):
 
 
 async def test_follower_knows_its_files_only(tmp_path):
-    """Where a follower's log ends is the leader's to tell."""
+    """Only the files of a follower are known: the leader knows where its log ends."""
     writer = written(tmp_path)
     broker = FakeBroker(writer)
     broker.followed[writer.name] = broker.epochs.pop(writer.name)
@@ -53,7 +53,7 @@ async def test_follower_knows_its_files_only(tmp_path):
 
 
 async def test_directory_that_is_no_replica_is_left_out(tmp_path):
-    """What a deleted or moved partition left on disk is no part of the topic."""
+    """The directory of a deleted or moved partition is no part of the topic."""
     writer, other = written(tmp_path), written(tmp_path, partition=1)
     broker = FakeBroker(writer, other)
     del broker.epochs[other.name]
@@ -71,7 +71,7 @@ async def test_one_partition_is_read_where_it_is_asked_for(tmp_path):
 
 
 async def test_bounds_that_the_broker_does_not_tell_are_a_problem(tmp_path):
-    """What keeps one partition from being seen is told with it, and the others are seen."""
+    """A partition without bounds has its reason, and the others are complete."""
     writer, other = written(tmp_path), written(tmp_path, partition=1)
     broker = FakeBroker(writer, other)
     broker.bounds_errors[writer.name] = BrokerUnavailable("it is being elected")
@@ -81,13 +81,13 @@ async def test_bounds_that_the_broker_does_not_tell_are_a_problem(tmp_path):
 
 
 async def test_unknown_topic_is_an_error(tmp_path):
-    """Neither the disk nor the bucket knows the name."""
+    """A topic that neither the disk nor the bucket has is an error."""
     with pytest.raises(ObjectNotFound, match="neither this broker nor the bucket"):
         await taken(tmp_path, FakeBroker())
 
 
 async def test_one_partition_is_read_with_what_is_spilled(tmp_path, monkeypatch):
-    """What explains it goes segment by segment; a snapshot of the whole topic loads no history."""
+    """The snapshot of one partition loads spilled segments. One of a whole topic loads no history."""
     make_parts_small(monkeypatch)
     writer, archive = LogWriter(tmp_path), archive_in(MemoryStore())
     broker = FakeBroker(writer)

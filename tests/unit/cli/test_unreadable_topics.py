@@ -59,7 +59,7 @@ def test_listing_has_the_others(place, command):
 
 
 def test_verify_checks_the_others(place):
-    """They have no faults, and yet the command does not report success."""
+    """The other topics are checked and sound, and yet the command does not report success."""
     done = invoked("archive", "verify", "-c", place.config, "-f", "json")
     assert_left_out(done)
     report = json.loads(done.output)

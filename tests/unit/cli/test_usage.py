@@ -135,7 +135,7 @@ def test_help_is_readable_at_80_columns(path):
     "path", [path for path, one in COMMANDS.items() if hasattr(one, "commands")], ids=" ".join
 )
 def test_group_without_a_command_prints_its_help_and_exits_2(path):
-    """Half a command line is a wrong one, and the help is the answer to it."""
+    """A group without a command is a wrong command line, and its help is the answer."""
     done = invoked(*path)
     assert done.exit_code == 2
     assert (done.output + done.errors).strip() == invoked(*path, "--help").output.strip()
@@ -183,7 +183,7 @@ def test_wrong_command_line_exits_2_and_names_what_is_wrong(arguments, words):
 
 
 def test_wrong_command_line_exits_2_as_a_process():
-    """What a shell sees is the same."""
+    """A shell sees the same."""
     done = from_the_start("run", "--onec")
     assert (done.exit_code, done.output) == (2, "")
     assert "--onec" in done.errors

@@ -1,5 +1,5 @@
 """
-As much of JSON schema as ours uses, to check documents against it.
+A check of documents against JSON schema, with as much of it as ours uses.
 
 A keyword that it does not know is an error: a schema cannot be right by being skipped.
 """

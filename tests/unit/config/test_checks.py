@@ -43,7 +43,7 @@ def test_smallest_configurations_are_valid_and_without_warnings():
     ],
 )
 def test_security_is_complete_and_of_one_mind(security, problem):
-    """What the protocol needs is there, and what it cannot use is not."""
+    """The settings that the protocol needs are required, and those that it cannot use are refused."""
     text = KAFKA.replace("kind: kafka", f"kind: kafka\n  security: {security}")
     assert problems_of(text) == [f"t.yaml:3: broker.security.{problem}"]
 
@@ -63,7 +63,7 @@ def test_security_that_is_complete_is_accepted():
     [("bootstrap", "[h:9092]"), ("node_id", "0"), ("security", "{protocol: SSL}")],
 )
 def test_no_broker_refuses_what_only_a_broker_can_use(name, value):
-    """With kind none there is nothing to connect to."""
+    """Properties of a connection are refused with kind none: there is nothing to connect to."""
     assert problems_of(SMALLEST.replace("kind: none", f"kind: none\n  {name}: {value}")) == [
         f"t.yaml:3: broker.{name}: remove this line: with broker.kind none there is no broker to connect to"
     ]
@@ -127,7 +127,7 @@ def test_pin_directory_is_not_part_of_the_archive():
     [("pin_segments", "true", 5), ("pin_segments", "false", 5), ("pin_max_bytes", "1GiB", 5)],
 )
 def test_pins_have_no_effect_without_a_broker(name, value, line):
-    """Where no broker deletes segments pins have no use, and setting them is a warning."""
+    """Pins have no use if no broker deletes segments, and setting them is a warning."""
     assert parsed(SMALLEST + f"{name}: {value}\n").warnings == (
         f"t.yaml:{line}: {name}: has no effect with broker.kind none: only this daemon deletes segments",
     )
@@ -261,7 +261,7 @@ def test_tiering_needs_a_backend():
 
 
 def test_plugin_backend_needs_a_name():
-    """What the package reads besides is its own affair."""
+    """The other settings of a plugin are its own affair."""
     text = TIERED.replace("cloud_storage_backend: file", "cloud_storage_backend: plugin")
     (problem,) = problems_of(text)
     assert "cloud_storage_plugin: is required for the plugin backend" in problem
@@ -423,7 +423,7 @@ def test_two_names_of_one_limit_are_a_warning(holds, shadowed):
     ],
 )
 def test_two_names_of_one_limit_of_a_topic_are_a_warning(holds, shadowed):
-    """As for the cluster's."""
+    """Two names of one limit are a warning for a topic, as for the cluster."""
     (warning,) = parsed(TIERED + f"topics: {{a: {{{shadowed}: 5, {holds}: 7}}}}\n").warnings
     assert warning.endswith(
         f"topics[a].{shadowed}: has no effect, because {holds} takes precedence; remove one of them"

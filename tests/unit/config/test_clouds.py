@@ -40,7 +40,7 @@ def test_example_of_the_documents_runs_as_written(name, backend, store, endpoint
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_line_of_an_example_is_needed(name):
-    """Without any one of its lines an example is refused, or means something else."""
+    """An example without any one of its lines is refused, or means something else."""
     whole = example(name)
     optional = {
         "cloud_storage_azure_managed_identity_id",
@@ -126,7 +126,7 @@ def test_azure_needs_account_and_container_and_key_or_identity(lines, expected):
 
 @pytest.mark.parametrize("source", ["azure_vm_instance_metadata", "azure_aks_oidc_federation"])
 def test_identity_of_azure_alone_means_azure(source):
-    """It names the cloud, so what is missing is said in that cloud's words."""
+    """The identity names the cloud, so the problems have that cloud's property names."""
     found = faults(f"cloud_storage_credentials_source: {source}\n")
     assert [line.split(": ")[1] for line in found] == [
         "cloud_storage_azure_storage_account",
@@ -158,7 +158,7 @@ def test_source_of_another_cloud_is_refused(backend, source, of):
 
 
 def test_two_ways_into_google_contradict():
-    """It is ambiguous which of them was meant."""
+    """The error names both ways, because it is ambiguous which of them was meant."""
     found = faults(EXAMPLES["gcs hmac"] + "cloud_storage_gcs_credentials_file: /a.json\n")
     assert [line.split(": ", 2)[1] for line in found] == [
         "cloud_storage_access_key",
@@ -265,7 +265,7 @@ def test_azure_account_is_in_the_host_or_in_the_path(lines, url):
     ],
 )
 def test_hierarchical_namespace_has_an_endpoint_of_its_own(lines, style, url):
-    """It is the account's host where no other is set, by the same rule for the path."""
+    """The endpoint is the account's host if no other is set, by the same rule for the path."""
     config = example("azure hierarchical", lines)
     assert (config.url_style, config.azure_account_url) == (style, url)
 
@@ -333,7 +333,7 @@ def test_hierarchical_namespace_is_at_port_443_unless_it_says_otherwise():
     ],
 )
 def test_encryption_class_and_parts_are_what_the_store_takes(name, lines, problem):
-    """What a store would refuse with the first upload is refused before it starts."""
+    """Settings that a store would refuse with the first upload are refused before the start."""
     if problem is None:
         assert example(name, lines).warnings == ()
         return
@@ -342,7 +342,7 @@ def test_encryption_class_and_parts_are_what_the_store_takes(name, lines, proble
 
 
 def test_single_writer_is_off_and_warned_of():
-    """It gives up what keeps two daemons apart, so it is never silent."""
+    """A single writer gives up what keeps two daemons apart, so there is always a warning."""
     assert example("aws keys").cloud_storage_single_writer is False
     (warning,) = example("aws keys", "cloud_storage_single_writer: true\n").warnings
     assert "a store that ignores conditional writes is accepted" in warning
@@ -350,6 +350,6 @@ def test_single_writer_is_off_and_warned_of():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_secret_of_no_cloud_is_shown(name):
-    """Neither the configuration's text nor its dump has it."""
+    """A secret is in neither the configuration's text nor its dump."""
     config = example(name)
     assert "s3cr3t" not in f"{config!r} {config} {config.model_dump_json()} {config.model_dump()}"

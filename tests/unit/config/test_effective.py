@@ -16,7 +16,7 @@ def settings(text, **environ):
 
 
 def test_every_property_is_shown_once():
-    """What is not written down is in effect as well."""
+    """Properties that the file does not set are in effect as well."""
     found = settings(SMALLEST)
     expected = [
         dotted((*place, one.name))
@@ -46,7 +46,7 @@ def test_amount_is_shown_with_its_unit_and_held_as_a_number():
 
 
 def test_value_of_the_environment_names_its_variables():
-    """Of a list, those of all its items."""
+    """A list from the environment names the variables of all its items."""
     found = settings(
         SMALLEST.replace("[/srv/logs]", "['${A}/1', '/x', '${B}/${A}']") + "cluster_id: ${NAME}\n",
         A="/a",
@@ -60,7 +60,7 @@ def test_value_of_the_environment_names_its_variables():
 
 
 def test_topic_shows_what_is_set_for_it_and_no_more():
-    """Whatever a topic does not say is not its own."""
+    """A topic's settings are only those that the file gives for it."""
     found = settings(SMALLEST + "topics:\n  a*:\n    local.retention.ms: 6h\n  b:\n")
     topics = {name: one for name, one in found.items() if name.startswith("topics")}
     assert list(topics) == ["topics[a*].local.retention.ms"]
@@ -96,7 +96,7 @@ def test_inferred_value_says_from_what(name, backend, from_, endpoint):
 
 
 def test_nothing_is_inferred_where_nothing_says_anything():
-    """Without a store there is no endpoint."""
+    """No endpoint is inferred without a store."""
     found = settings(SMALLEST)
     assert not [one for one in found.values() if one.source == "inferred"]
     assert found["cloud_storage_backend"].shown == "not set"

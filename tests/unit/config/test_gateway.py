@@ -16,7 +16,7 @@ def gateway(text: str, base: str = KAFKA_TIERED) -> str:
 
 
 def test_gateway_is_off_until_it_is_wanted():
-    """Its default addresses need no more than the broker's second listener."""
+    """The default addresses of a gateway need no more than the broker's second listener."""
     assert not parsed(KAFKA_TIERED).gateway.enabled
     found = parsed(gateway("enabled: true")).gateway
     assert (found.host, found.port, found.broker) == ("0.0.0.0", 9095, "localhost:9094")
@@ -57,7 +57,7 @@ def test_gateway_is_off_until_it_is_wanted():
     ],
 )
 def test_gateway_that_cannot_work_is_refused(text, words):
-    """Before anything starts, with the property that is missing."""
+    """The gateway is refused before anything starts, and the problem names the missing property."""
     (problem,) = problems_of(text)
     assert words in problem
 
@@ -91,7 +91,7 @@ def test_gateway_on_the_daemon_s_own_listener_is_refused():
     ],
 )
 def test_property_of_the_gateway_without_effect_is_a_warning(text, words):
-    """It names what would have to change."""
+    """The warning names what would have to change."""
     (warning,) = parsed(gateway(text)).warnings
     assert warning.endswith(words)
 
@@ -109,7 +109,7 @@ def test_bucket_alone_needs_no_broker_section():
 
 
 def test_faults_beside_a_missing_broker_section_are_told():
-    """As in any other file, and nothing of the broker."""
+    """Faults are reported as in any other file, and none is about the missing broker section."""
     with pytest.raises(ConfigError) as error:
         parse_config("gateway: {port: -1}\n", source="t.yaml", environ={}, needs_broker=False)
     assert [line.split(": ")[1] for line in error.value.problems] == ["state_directory", "gateway.port"]

@@ -36,7 +36,7 @@ def test_file_is_loaded_and_its_name_is_in_messages(tmp_path):
 
 
 def test_file_that_cannot_be_used_says_why(tmp_path):
-    """No such file, a directory, an empty file and bytes that are no text are told apart."""
+    """A missing file, a directory, an empty file and bytes that are no text have different errors."""
     assert fault_of_file(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: this file does not exist"
     assert fault_of_file(tmp_path) == f"{tmp_path}: this is a directory; name the file in it"
     path = tmp_path / "t.yaml"
@@ -322,7 +322,7 @@ def test_empty_section_holds_its_defaults():
 
 
 def test_config_cannot_be_changed():
-    """What a service was given stays what it was."""
+    """The configuration of a service stays as it was."""
     config = parsed(SMALLEST)
     with pytest.raises(ValueError, match="frozen"):
         config.cloud_storage_enabled = True
@@ -371,7 +371,7 @@ _VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from([*Config.model_fields, "zzz", "log.roll.ms"]), _VALUES, max_size=8))
 @settings(deadline=None)
 def test_any_yaml_is_a_config_or_a_config_error_with_problems(document):
-    """However values are mixed up, the answer is a list of problems in the file's own lines."""
+    """A list of problems in the file's own lines comes of any mixture of values, or a configuration."""
     import yaml  # noqa: PLC0415 the one test that writes YAML
 
     text = yaml.safe_dump(document)

@@ -17,14 +17,14 @@ def warnings_of(text):
 
 
 def test_cache_lies_in_the_state_directory_unless_it_is_put_elsewhere():
-    """Never in a log directory by default."""
+    """The cache is in the state directory by default, never in a log directory."""
     assert parsed(TIERED).cache_directory == Path("/srv/state/cloud_storage_cache")
     text = "cloud_storage_cache_directory: /mnt/fast/cache/\n"
     assert parsed(TIERED + text).cache_directory == Path("/mnt/fast/cache")
 
 
 def test_chunk_eviction_is_made_of_its_three_properties():
-    """Their defaults are those of the documents."""
+    """The three properties have the defaults of the documents."""
     assert parsed(TIERED).chunk_eviction == ChunkEvictionLimits(EvictionStrategy.EAGER, 0.7, 5)
     text = (
         "cloud_storage_chunk_eviction_strategy: predictive\n"
@@ -60,7 +60,11 @@ def test_cache_inside_the_archive_is_refused():
 
 
 def test_cache_without_room_for_one_chunk_is_refused():
-    """In whole-segment mode the size of a segment is not known beforehand."""
+    """
+    A cache has to have room for one chunk, except in whole-segment mode.
+
+    The size of a segment is not known beforehand.
+    """
     text = "cloud_storage_cache_size: 8MiB\n"
     (problem,) = problems_of(TIERED + text)
     assert problem == (
@@ -72,7 +76,7 @@ def test_cache_without_room_for_one_chunk_is_refused():
 
 
 def test_no_cache_at_all_is_allowed_and_said():
-    """It takes two zeros."""
+    """A cache of nothing takes two zeros."""
     (warning,) = warnings_of(TIERED + "cloud_storage_cache_size_percent: 0\n")
     assert warning == (
         "cloud_storage_cache_size_percent: is 0, and cloud_storage_cache_size is 0: nothing is cached, "
@@ -102,7 +106,7 @@ def test_log_area_that_leaves_the_cache_less_is_said():
     ],
 )
 def test_share_of_a_segment_has_no_effect_with_the_eager_strategy(line):
-    """It keeps no chunk open anyway."""
+    """The eager strategy keeps no chunk open anyway."""
     assert warnings_of(f"{TIERED}{line}\n") == [
         f"{line.partition(':')[0]}: has no effect while cloud_storage_chunk_eviction_strategy is eager"
     ]

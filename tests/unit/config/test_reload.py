@@ -55,7 +55,7 @@ def test_same_configuration_changes_nothing():
     ],
 )
 def test_live_property_is_taken_over(old, new, change):
-    """It is in the configuration to run with, and needs no restart."""
+    """A live property is in the configuration to run with, and needs no restart."""
     found = reloaded(old, new)
     assert (shown(found.applied), found.needs_restart) == ([change], ())
     assert found.config == parsed(TIERED + new)
@@ -71,7 +71,7 @@ def test_live_property_is_taken_over(old, new, change):
     ],
 )
 def test_any_other_property_waits_for_a_restart(old, new, change):
-    """It is named, and the configuration to run with keeps the old value."""
+    """Any other property is named, and the configuration to run with keeps the old value."""
     found = reloaded(old, new)
     assert (found.applied, shown(found.needs_restart)) == ((), [change])
     before = parsed(TIERED + old)
@@ -101,14 +101,14 @@ def test_change_of_the_broker_waits_for_a_restart():
 
 
 def test_changed_secret_is_named_and_not_shown():
-    """Neither the old nor the new secret is shown."""
+    """The change names the property, and shows neither the old nor the new secret."""
     found = reloaded("cloud_storage_secret_key: hunter1\n", "cloud_storage_secret_key: hunter2\n")
     assert shown(found.changes) == ["cloud_storage_secret_key: changed"]
     assert "hunter" not in repr(found)
 
 
 def test_configuration_after_a_reload_has_the_new_remarks():
-    """What the new file warns of is warned of."""
+    """Warnings of the new file are those of the configuration."""
     topics = "topics: {a: {redpanda.remote.delete: true, redpanda.remote.read: false}}"
     found = reloaded("", f"{topics}\nlog.roll.ms: 5\n")
     assert len(found.config.warnings) == len(found.config.notes) == 1

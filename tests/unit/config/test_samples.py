@@ -65,7 +65,7 @@ def test_kafka_sample_says_what_its_comments_say():
 
 
 def test_full_sample_names_every_property():
-    """What a release can do is on one page, commented out where there is no default."""
+    """The sample has every property of a release, commented out if there is no default."""
     text = (ROOT / "config/full.yaml").read_text()
     named = set(re.findall(r'^[ #]*"?([a-z_.]+)"?:', text, re.MULTILINE))
     for model in SECTIONS.values():

@@ -187,7 +187,7 @@ def test_property_works_under_its_own_name_with_its_own_default(name, one, line,
 )
 @pytest.mark.parametrize("value", ["1", "null", "anything"])
 def test_property_that_is_not_applicable_is_accepted_and_reported(name, one, line, value):
-    """It says why, with its line, and changes nothing."""
+    """The note says why the property is not applicable, with its line. Nothing changes."""
     text, where = line(name, value)
     config = parsed(SMALLEST + text)
     assert config.notes == (f"{where}: not applicable: {one.reason}",)
@@ -195,7 +195,7 @@ def test_property_that_is_not_applicable_is_accepted_and_reported(name, one, lin
 
 
 def test_notes_come_in_the_order_of_the_lines_and_beside_faults():
-    """What is not applicable never hides a fault, and a fault never makes a note of one."""
+    """A property that is not applicable never hides a fault, and a fault never becomes a note."""
     text = (
         SMALLEST + "topics: {a: {segment.ms: 1, local.retention.ms: x}}\nlog.roll.ms: 5\nlog_segment_ms: 6\n"
     )

@@ -32,7 +32,7 @@ def test_alerts_are_made_of_their_three_properties():
     ("reserved", "log", "is_refused"), [(20, 80, False), (20, 80.5, True), (100, 0, False), (0, 100, False)]
 )
 def test_areas_of_more_than_the_disk_are_refused(reserved, log, is_refused):
-    """What the log and the reservation take together is at most the disk."""
+    """The log and the reservation together take the disk at most."""
     text = f"disk_reservation_percent: {reserved}\nretention_local_target_capacity_percent: {log}\n"
     if not is_refused:
         parsed(SMALLEST + text)
@@ -71,7 +71,7 @@ def test_ballast_inside_the_archive_is_refused():
     ],
 )
 def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
-    """An operator who describes a ballast file most likely means to have one."""
+    """A description of a ballast file without the switch is a warning: most likely one is wanted."""
     assert warnings_of(f"{SMALLEST}{line}: {value}\n") == [
         f"{line}: has no effect while tune_ballast_file is false"
     ]
@@ -91,13 +91,13 @@ def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
     ["storage_degraded_action: throttle_producers", "storage_degraded_producer_byte_rate: 1MiB"],
 )
 def test_degraded_mode_is_for_kafka(base, reason, line):
-    """Without a Kafka broker there are no producers to throttle, and loading the file says so."""
+    """Settings of degraded mode warn without a Kafka broker, because there are no producers to throttle."""
     name = line.partition(":")[0]
     assert warnings_of(f"{base}{line}\n") == ([f"{name}: {reason}"] if reason else [])
 
 
 def test_rate_has_no_effect_where_a_degraded_disk_only_alerts():
-    """With `alert` no producer is throttled."""
+    """No producer is throttled with `alert`, so its rate has no effect."""
     text = "storage_degraded_action: alert\nstorage_degraded_producer_byte_rate: 1MiB\n"
     assert warnings_of(KAFKA + text) == [
         "storage_degraded_producer_byte_rate: has no effect while storage_degraded_action is alert"

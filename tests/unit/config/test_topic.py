@@ -151,7 +151,7 @@ def test_file_goes_before_the_broker_and_the_broker_before_the_cluster(of_cluste
     ],
 )
 def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
-    """None is without limit: a compacted topic has none. No local target reaches past it."""
+    """A retention of None is without limit, as for a compacted topic. No local target reaches past it."""
     found, (total_ms, total_bytes) = topic(broker), retention
     assert (found.broker_retention_ms, found.broker_retention_bytes) == retention
     target_ms = DAY_MS if total_ms is None else min(DAY_MS, total_ms)
@@ -173,7 +173,11 @@ def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
     ],
 )
 def test_retention_is_managed_where_the_file_says_so(file, expected):
-    """It changes the broker's own settings, so only the file can ask for it, and only with tiering on."""
+    """
+    Managed retention changes the broker's settings.
+
+    Only the file can ask for it, and only with tiering.
+    """
     assert topic(file=file).managed_retention is expected
     assert topic(file=file, base=SMALLEST).managed_retention is False
     assert topic({"tieringd.managed.retention": "true"}, file=file).managed_retention is expected
@@ -187,7 +191,7 @@ def test_disabled_tiering_overrides_every_topic():
 
 
 def test_topic_without_settings_has_the_cluster_values():
-    """With nothing set, one day stays local where that is enforced, and is advice where it is not."""
+    """One day stays local without any setting, if local retention is enforced. Else one day is advice."""
     found = topic()
     assert (found.remote_write, found.remote_read, found.problems) == (True, False, ())
     assert found.local_retention_target == LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None)
@@ -205,7 +209,7 @@ def test_topic_that_a_broker_leaves_out_is_kept(cluster):
 
 
 def test_file_without_a_broker_section_deletes_nothing_by_age():
-    """Such a file is for commands and jobs on the bucket."""
+    """A file without a broker section is for commands and jobs on the bucket."""
     text = TIERED.partition("state_directory")[2]
     config = parse_config(f"state_directory{text}", source="t.yaml", environ={}, needs_broker=False)
     assert config.topic("orders", {}).total.limit_ms is None
@@ -222,7 +226,7 @@ def test_file_without_a_broker_section_deletes_nothing_by_age():
     ],
 )
 def test_recorded_local_target_stands_for_the_cluster_value(recorded, broker, expected):
-    """What a topic was created with holds where it sets nothing itself."""
+    """The recorded values of a topic's creation hold if the topic sets nothing itself."""
     target_ms, target_bytes = recorded
     begins_with = TieringDefaults(
         remote_write=True, remote_read=True, local_target_ms=target_ms, local_target_bytes=target_bytes
@@ -253,7 +257,7 @@ def test_file_overrides_the_broker_setting_by_setting():
 
 @pytest.mark.parametrize("place", ["file", "broker"])
 def test_kafka_local_retention_wins_over_redpanda(place):
-    """Where both names are set at one place, Kafka's decides."""
+    """Kafka's name decides if both names are set at one place."""
     both = {
         "local.retention.ms": "1000",
         "retention.local.target.ms": "2000",
@@ -451,7 +455,7 @@ def test_total_retention_of_a_managed_topic_is_what_the_broker_had(on_broker, ef
 
 
 def test_total_retention_says_whether_clients_read_the_archive():
-    """Of a topic that is only written there, the broker's own retention comes first."""
+    """The broker's own retention comes first for a topic that is only written to the archive."""
     assert not topic().total.is_read_remotely
     assert topic({"redpanda.remote.read": "true"}).total.is_read_remotely
 
@@ -488,12 +492,12 @@ def test_sizes_of_merged_segments_follow_from_the_topic_s(file, broker, expected
     ],
 )
 def test_segments_of_some_topics_are_not_merged(file, broker):
-    """Where it is turned off, where keys are compacted, and where nothing is archived."""
+    """Segments are not merged if merging is off, if keys are compacted, or if nothing is archived."""
     assert topic({"redpanda.remote.write": "true", **broker}, file=file).merge_limits is None
 
 
 def test_retention_pace_is_the_cluster_s():
-    """It is the same for all topics, and follows a reload."""
+    """The pace of retention is the same for all topics, and follows a reload."""
     found = topic(file="cloud_storage_housekeeping_interval_ms: 1m\narchive_delete_delay_ms: 0\n")
     assert found.retention_pace == RetentionPace(interval_ms=60_000, delete_delay_ms=0)
     assert topic().retention_pace == RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)

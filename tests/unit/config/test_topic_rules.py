@@ -47,7 +47,7 @@ def test_remote_delete_takes_write_and_read_and_no_replica(write, read, replica,
     ],
 )
 def test_file_says_by_name_whether_a_deleted_topic_stays(entries, stays):
-    """It holds for topics that no broker has any more, so nothing else decides."""
+    """The file decides alone for topics that no broker has any more."""
     assert parsed(f"{TIERED}topics: {entries}\n").keeps_deleted("orders") is stays
 
 
@@ -80,7 +80,7 @@ def test_remote_delete_is_off_while_tiering_is():
     ],
 )
 def test_remote_delete_that_deletes_nothing_says_so(properties, words):
-    """An operator who asks for it in the file is told where nothing is deleted, and what it takes."""
+    """The warning says where nothing is deleted, and what a deletion takes."""
     warnings = parsed(TIERED + f"topics: {{orders: {properties}}}\n").warnings
     assert len(warnings) == (words is not None)
     if words is not None:
@@ -89,7 +89,11 @@ def test_remote_delete_that_deletes_nothing_says_so(properties, words):
 
 @pytest.mark.parametrize("switch", ["redpanda.remote.write", "remote.storage.enable"])
 def test_read_replica_refuses_remote_write(switch):
-    """In the file it is a fault that names both; on the broker, a problem, and nothing is uploaded."""
+    """
+    A read replica with remote write is a fault in the file that names both properties.
+
+    On the broker it is a problem, and nothing is uploaded.
+    """
     (problem,) = problems_of(
         TIERED + f"topics: {{orders: {{{switch}: true, redpanda.remote.readreplica: other-bucket}}}}\n"
     )
@@ -138,7 +142,7 @@ def test_recovery_acts_only_at_creation():
 
 @pytest.mark.parametrize("kind", ["ms", "bytes"])
 def test_local_limit_beside_kafkas_name_is_a_doubt(kind):
-    """Where both families are set Kafka's holds, and a check says which line to remove."""
+    """Kafka's setting holds if both families are set, and a check names the line to remove."""
     both = f"{{local.retention.{kind}: 5000, retention.local.target.{kind}: 7000}}"
     (warning,) = parsed(TIERED + f"topics:\n  orders: {both}\n").warnings
     assert f"retention.local.target.{kind}" in warning
@@ -170,5 +174,5 @@ def test_one_family_of_local_limits_is_no_doubt(name):
     ],
 )
 def test_archive_follows_compaction_of_compacted_topics(broker, file, is_followed):
-    """What compaction leaves is uploaded of topics that are compacted and written, unless that is off."""
+    """Compacted segments are uploaded for topics that are compacted and written, unless that is off."""
     assert topic(broker, file=file).reuploads_compacted is is_followed

@@ -102,7 +102,7 @@ def test_quantity_that_cannot_be_read_says_why(text, quantity, message):
 
 @given(st.integers(min_value=0, max_value=2**62))
 def test_formatted_quantity_reads_back(value):
-    """What the pages show is what the file accepts."""
+    """The file accepts the quantities that pages show."""
     assert parse_quantity(format_duration(value), DURATION) == value
     assert parse_quantity(format_seconds(value), SECONDS) == value
     assert parse_quantity(format_size(value), SIZE) == value

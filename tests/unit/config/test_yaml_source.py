@@ -32,7 +32,7 @@ def test_yaml_fault_names_its_line(text, problem):
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "null\n"])
 def test_empty_text_says_what_is_needed(text):
-    """A file without properties is told apart from one with wrong ones."""
+    """A file without properties has another error than one with wrong properties."""
     assert problems_of(text) == ["t.yaml: is empty; it needs at least broker and state_directory"]
 
 
@@ -99,7 +99,7 @@ def test_environment_fills_values_of_every_type():
 
 
 def test_environment_cannot_change_the_structure():
-    """What a variable holds stays one value, whatever YAML would make of it."""
+    """A variable's content stays one value, whatever YAML would make of it."""
     config = parsed(
         SMALLEST + "cloud_storage_secret_key: ${KEY}\n", KEY="a: b\ncloud_storage_enabled: true # ${HOME} *x"
     )

@@ -98,7 +98,7 @@ async def test_healthz_answers_before_anything_is_known(client):
 
 
 async def test_readyz_waits_for_the_first_round(client):
-    """Before a round has ended the daemon is not ready, and says what it waits for."""
+    """A daemon is not ready before its first round has ended, and says so."""
     status, text = await text_of(client, "/readyz")
 
     assert (status, "first round" in text) == (503, True)
@@ -153,7 +153,7 @@ async def test_failed_round_is_the_reason_and_no_success(metrics, reconciler, on
 
 
 async def test_store_that_is_away_from_the_start_is_the_reason_and_no_success(tmp_path, broker, metrics, log):
-    """With nothing uploaded yet a silent store leaves the daemon unready, and rounds count for nothing."""
+    """A daemon with a silent store is not ready, and no round counts as a success."""
     archive = archive_in(SilentStore())
     reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
     async with serving(AdminConfig(port=0), metrics, reconciler):
@@ -249,7 +249,7 @@ async def test_partitions_are_counted_by_fault(metrics, reconciler, one_round, w
 
 
 async def test_status_and_metrics_agree_while_the_store_is_full(tmp_path, metrics, writer, broker, log):
-    """What waits is the same on both, and the fault is counted as the store's."""
+    """The waiting segments are the same on both, and the fault counts as the store's."""
     archive = archive_in(FullStore())
     reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
     run = asyncio.create_task(reconciler.run())
@@ -274,7 +274,7 @@ async def test_status_before_the_first_round_is_empty(client):
 
 
 async def test_status_tells_each_partition(client, one_round, archive, writer):
-    """Each archiver is told with what it did."""
+    """The status has each archiver with what it did."""
     await archive.manifests.ensure_topic(topic_key(writer.identified), partition_count=1)
     await one_round()
 
@@ -314,7 +314,7 @@ async def test_status_tells_what_holds_an_upload_back(metrics, archive, reconcil
 
 
 async def test_status_tells_a_partitions_fault(client, one_round, writer):
-    """What holds a partition back is told with it."""
+    """The status has the reason that holds a partition back."""
     writer.flip_byte(0)
     await one_round("segment is corrupt: the partition is neither uploaded nor trimmed from here on")
 
@@ -343,7 +343,7 @@ async def test_status_names_the_command_that_decides(client, one_round, archive,
 
 
 async def test_status_tells_the_problems(client, reconciler, writer):
-    """What could not be scanned is told by its path."""
+    """The status names a partition that could not be scanned by its path."""
     (writer.path / "leader-epoch-checkpoint").write_text("nonsense")
     await reconciler.run_once()
 
@@ -423,7 +423,7 @@ def guarded_client(metrics, reconciler, asked_to_reload):
 async def test_reload_takes_the_token_that_is_configured(
     guarded_client, asked_to_reload, token, headers, expected
 ):
-    """Without a token it is refused always; with one, to requests that do not carry it."""
+    """A reload is always refused without a configured token, and else to requests that do not carry it."""
     async with guarded_client(token) as client:
         async with client.post("/reload", headers=headers) as response:
             assert response.status == expected

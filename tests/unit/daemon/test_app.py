@@ -214,7 +214,7 @@ async def test_start_says_which_retention_is_in_force_without_a_broker(config, b
 
 
 async def test_idle_daemon_stops_at_once(config, bucket, log):
-    """Between two rounds there is nothing to wait for, and nothing to cut off."""
+    """A daemon between two rounds stops at once, and cuts nothing off."""
     bucket.open.set()
     async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS))) as daemon:
         await log.said("segment durable")
@@ -278,7 +278,7 @@ async def test_part_that_needs_an_operator_ends_the_daemon(config, bucket, log):
 
 async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
     """
-    What an operator must mend is said at once, and nothing keeps running.
+    A missing bucket is reported at once, and nothing keeps running.
 
     It is a fault of the configuration: the unit does not start such a daemon again.
     """

@@ -50,7 +50,7 @@ async def register(archive, cluster, topic, number=1):
 
 
 async def test_endpoint_listens_on_this_host_only(archive, tmp_path):
-    """Its default is the loopback address, because it asks for no password."""
+    """An endpoint listens on the loopback address by default, because it asks for no password."""
     async with running_endpoint(archive, tmp_path) as endpoint:
         assert endpoint.server._listener.getsockname()[0] == "127.0.0.1"
     async with running_endpoint(archive, tmp_path, host="127.0.0.2") as endpoint:
@@ -72,7 +72,7 @@ async def test_address_of_other_hosts_needs_the_word_that_everyone_may_read(arch
 
 
 async def test_clients_are_sent_to_the_advertised_address(archive, tmp_path):
-    """It is theirs to resolve, and need not be one of this host's."""
+    """Clients resolve the advertised address, which need not be one of this host's."""
     settings = {
         "host": "0.0.0.0",
         "advertised": "'archive.example.com:9095'",
@@ -97,7 +97,7 @@ async def test_topics_of_one_name_and_two_clusters_are_for_the_operator(archive,
 
 
 async def test_clusters_without_a_common_name_are_served_together(archive, tmp_path):
-    """They are no cluster that there ever was, and do not pretend to be one of them."""
+    """Several clusters together get an id of their own, because they never were one cluster."""
     await register(archive, "east", "orders")
     await register(archive, "west", "audit")
     async with asking(archive, tmp_path) as client:
@@ -107,7 +107,7 @@ async def test_clusters_without_a_common_name_are_served_together(archive, tmp_p
 
 
 async def test_cluster_that_is_not_in_the_bucket_is_an_error(archive, tmp_path):
-    """With those that are."""
+    """The error names the clusters that the bucket has."""
     await register(archive, "east", "orders")
     message = await refused(archive, endpoint_config(tmp_path), from_cluster="weast")
     assert "weast" in message
@@ -121,7 +121,7 @@ async def test_endpoint_without_an_archive_is_refused(archive, tmp_path):
 
 
 async def test_configuration_of_a_daemon_will_do(archive, tmp_path):
-    """Its broker is not looked for: it may be what was lost."""
+    """The broker of a daemon's configuration is not looked for: it may be what was lost."""
     writer = LogWriter(tmp_path)
     writer.closed_segment()
     await archive_topic(writer, archive)
@@ -139,7 +139,11 @@ gateway: {{enabled: true, port: 0, host: 127.0.0.1}}
 
 
 async def test_client_behind_a_load_balancer_is_served_after_its_header(archive, tmp_path):
-    """Without a header it is closed, where the configuration says that every connection has one."""
+    """
+    A client with the balancer's header is served, and one without it is closed.
+
+    The configuration says that every connection has the header.
+    """
     async with running_endpoint(archive, tmp_path, proxy_protocol="true") as endpoint:
         async with connected(endpoint.server.port) as client:
             client.writer.write(PROXY_HEADER)

@@ -20,7 +20,7 @@ def test_defaults_are_a_fifth_of_the_disk():
 
 
 def test_every_property_reaches_its_limit():
-    """Of percentage and bytes the smaller one counts, and the log's area comes first."""
+    """The smaller of percentage and bytes counts, and the log's area comes first."""
     text = """\
 cloud_storage_cache_size: 10GiB
 cloud_storage_cache_max_objects: 7

@@ -82,7 +82,7 @@ async def running(tasks):
 
 @virtually
 async def test_disk_that_fills_and_empties_holds_producers_back_and_lets_them_go(host):
-    """From the thresholds of a reloaded file to the broker's quotas, all is connected."""
+    """A reloaded threshold reaches the published state of the disk and the broker's quotas."""
     parts = host.parts(host.config(**NOTHING_IS_LOW))
     async with running(started(parts)):
         await asyncio.sleep(2)
@@ -128,7 +128,7 @@ async def test_degraded_mode_is_for_kafka_alone(host, kind):
 
 @virtually
 async def test_ballast_is_kept_where_it_is_wanted_and_goes_with_the_disk_state(host):
-    """It is made beside the state, and let go as soon as the monitor finds the disk degraded."""
+    """The ballast is made beside the state, and deleted once the monitor finds the disk degraded."""
     wanted = {"tune_ballast_file": True, "ballast_file_size": 4096, "ballast_release_when_degraded": True}
     path = host.root / "state" / "ballast"
     assert host.parts(host.config("none")).ballast is None
@@ -167,7 +167,7 @@ TIERED = {"cloud_storage_enabled": True, "cloud_storage_backend": "file", "cloud
 
 @virtually
 async def test_disk_of_the_cache_is_watched_where_there_is_one(host):
-    """Its directory is made for that; without tiering there is none. It never makes the broker degraded."""
+    """The cache's directory is made with tiering only, and its disk never makes the broker degraded."""
     name = "tieringd_cache_disk_free_space_alert"
     cache = host.root / "fast" / "cache"
     parts = host.parts(host.config("none", cloud_storage_cache_directory=str(cache)))

@@ -129,7 +129,11 @@ def test_start_refuses_another_root_until_it_is_accepted(host, replaced):
 
 @pytest.mark.parametrize("prefix", ["", "a/prefix"])
 def test_archive_from_before_is_adopted_once(tmp_path, prefix):
-    """Its manifests are of our cluster. When the marker is lost later, they prove nothing."""
+    """
+    An archive with manifests of our cluster is adopted once.
+
+    They prove nothing if the marker is lost later.
+    """
     host = Host(tmp_path, cloud_storage_prefix=prefix)
     host.ran_before_markers()
     host.store_manifest("local", prefix=prefix)
@@ -153,7 +157,7 @@ def test_place_that_does_not_prove_to_be_ours_is_refused(host, cluster):
 
 @pytest.mark.parametrize("topic", ["orders", "others"])
 def test_archive_of_redpanda_from_before_is_known_by_its_topics(tmp_path, topic):
-    """Its files do not tell the cluster's id."""
+    """Redpanda's files do not have the cluster's id, so its topics show whose archive it is."""
     broker = {"kind": "redpanda", "log_dirs": [str(tmp_path / "logs")], "bootstrap": ["localhost:9092"]}
     host = Host(tmp_path, broker=broker)
     (host.logs / "kafka" / "orders" / "0_7").mkdir(parents=True)
@@ -192,7 +196,7 @@ def test_reader_begins_nothing_and_knows_a_root_again(host):
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1, "roots": 3}', '{"version": 9, "roots": {}}'])
 def test_damaged_note_is_told_and_not_taken_for_none(host, text):
-    """It would make the next mount point an archive."""
+    """A damaged note that counted as none would make the next mount point an archive."""
     host.start()
     note = host.state / "file_roots.json"
     assert json.loads(note.read_text())["roots"] == {str(host.root): marker_of(host.root)}

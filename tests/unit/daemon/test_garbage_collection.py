@@ -70,7 +70,7 @@ def test_cycles_made_later_are_still_collected(clock):
 
 
 def test_spared_cycle_that_nothing_reaches_any_more_is_collected_in_the_end(clock):
-    """It stays until the next full collection."""
+    """A spared cycle stays until the next full collection."""
     node = Node()
     clock.step = 1.0
     gc.collect()

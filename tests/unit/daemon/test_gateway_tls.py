@@ -46,7 +46,7 @@ def replaced(path):
 
 
 async def test_renewed_certificate_is_presented_without_a_restart(tmp_path):
-    """To clients that come after the files have changed."""
+    """A new client gets the new certificate once the files have changed."""
     old = write_certificate(tmp_path / "pem")
     tls = GatewayTls(endpoint_config(tmp_path, tls_cert_file=old, tls_key_file=old), has_broker=False)
     before = trusting(old)
@@ -61,7 +61,7 @@ async def test_renewed_certificate_is_presented_without_a_restart(tmp_path):
 
 
 async def test_files_that_do_not_belong_together_change_nothing(tmp_path):
-    """As when only one of two files is there yet. It is said once; with both files the renewal goes on."""
+    """A certificate without its key changes nothing, and is logged once. The renewal goes on with both."""
     certificate, key = tmp_path / "cert", tmp_path / "key"
 
     def write(files):
@@ -85,7 +85,7 @@ async def test_files_that_do_not_belong_together_change_nothing(tmp_path):
 
 
 async def test_broker_that_wants_a_certificate_gets_ours(tmp_path):
-    """Without one it refuses the gateway."""
+    """A broker that wants a certificate accepts the gateway with its own, and refuses it without one."""
     of_broker = write_certificate(tmp_path / "broker")
     ours = write_certificate(tmp_path / "ours")
     wants = presenting(of_broker)
@@ -100,7 +100,7 @@ async def test_broker_that_wants_a_certificate_gets_ours(tmp_path):
 
 
 def test_file_that_is_no_certificate_is_an_error_of_the_configuration(tmp_path):
-    """It names the property."""
+    """The error names the property."""
     broken = tmp_path / "pem"
     broken.write_text("no certificate")
     config = endpoint_config(tmp_path, tls_cert_file=broken, tls_key_file=broken)

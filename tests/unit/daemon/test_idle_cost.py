@@ -174,7 +174,7 @@ def counted_tasks():
 # Long: a virtual hour of a thousand partitions.
 @virtually
 async def test_idle_hour_of_a_thousand_partitions(tmp_path):
-    """What an hour without any change costs: scans of the files, polls for edits, and listings of topics."""
+    """An hour without any change costs scans of the files, polls for edits, and listings of topics."""
     daemon = IdleDaemon(tmp_path, partitions=PARTITIONS)
     async with daemon.running():
         await asyncio.sleep(QUARTER)
@@ -217,7 +217,7 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
 
 @virtually
 async def test_requests_of_one_segment_from_closed_to_trimmed(tmp_path):
-    """What one segment costs a partition that is archived already, and how many bytes go and come."""
+    """The requests and the bytes of one segment, in a partition that is archived already, are bounded."""
     daemon = IdleDaemon(tmp_path, partitions=len(TOPICS))
     writer = next(one for one in daemon.writers if one.name.topic == "trimmed")
     async with daemon.running():

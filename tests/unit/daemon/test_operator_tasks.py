@@ -122,7 +122,7 @@ def test_daemon_that_is_well_asks_for_nothing(found, metrics):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_one_task_with_its_command(found, metrics, name):
-    """What is wrong is named with its place, and the first command is there."""
+    """The task names the fault with its place, and has the first command."""
     make, what, command = FAULTS[name]
     make(metrics)
     ((said, typed),) = found()
@@ -132,7 +132,7 @@ def test_each_fault_is_one_task_with_its_command(found, metrics, name):
 
 @pytest.mark.parametrize("reason", ["store", "round", "bookkeeping", "log_directory"])
 def test_what_keeps_the_daemon_from_being_ready_comes_first(found, metrics, reason):
-    """It has its cause and its consequence. While uploads cannot go on, lateness is no task of its own."""
+    """Each of these tasks has its cause and its consequence. Lateness is no task beside them."""
     disk_full(metrics)
     partition(pending_bytes=1, lag_seconds=1000.0)(metrics)
     first, second = found(reasons={reason: AWAY}, oldest_upload_seconds=1000.0)
@@ -151,7 +151,7 @@ def test_start_is_a_task_only_when_it_does_not_end(found):
 
 
 def test_ballast_of_a_full_disk_is_let_go_first(found, metrics):
-    """While there is one; afterwards its absence is no task, because the disk is full."""
+    """The first task of a full disk is to release the ballast. A ballast that is gone is no task then."""
     disk_full(metrics)
     metrics.ballast.wanted_bytes.set(1)
     metrics.ballast.size_bytes.set(1)
@@ -169,7 +169,7 @@ def test_pins_are_a_task_while_uploads_do_not_go_on(found, metrics):
 
 
 def test_upload_that_hangs_is_a_task(found):
-    """Where nothing else says that the store is away."""
+    """A hanging upload is a task of its own if nothing else says that the store is away."""
     ((said, _),) = found(oldest_upload_seconds=1000.0)
     assert "16 min 40 s" in said
 

@@ -59,7 +59,11 @@ async def test_nothing_is_written_before_the_check_has_passed(config):
 
 
 async def test_check_that_fails_leaves_the_bucket_as_it_was(config):
-    """However often it is made; it passes when an operator has let the cluster in."""
+    """
+    A failed check writes nothing, however often it is made.
+
+    It passes when an operator admits the cluster.
+    """
     async with opened_archive(config) as other:
         await OwnerRecord(other.store, place="p").claim(Claimant("other", BROKER))
         async with opened_archive(config) as archive:

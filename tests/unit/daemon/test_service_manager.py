@@ -159,7 +159,7 @@ def test_without_a_manager_nothing_is_sent():
 
 
 def test_an_abstract_socket_is_reached(tmp_path):
-    """Its name begins with @ in the variable, and with a zero byte in the kernel."""
+    """The name of an abstract socket begins with @ in the variable, and with a zero byte in the kernel."""
     name = f"tieringd-test-{os.getpid()}"
     with closing(Manager(f"\0{name}")) as found:
         ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).ready("one\ntwo")

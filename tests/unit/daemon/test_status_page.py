@@ -198,7 +198,7 @@ def test_durations_have_two_units_at_most(seconds, text):
 
 
 def test_sizes_are_decimal():
-    """As the other commands print them."""
+    """Sizes have decimal units, as the other commands print them."""
     assert [size(one) for one in (0, 999, 1500, 10**13)] == ["0 B", "999 B", "1.5 kB", "10 TB"]
 
 
@@ -248,7 +248,7 @@ def test_loggers_that_are_bound_already_are_remembered_too():
 
 
 def test_overview_is_plain_data(metrics):
-    """It is sent as JSON, so it holds nothing else."""
+    """The overview is sent as JSON, so it holds nothing else."""
     found = maker(metrics, Statuses({led(0): PartitionStatus()})).make()
     assert json.loads(json.dumps(asdict(found)))["uploads"] == [
         {"key": "data/orders/0.log", "seconds": 2.5, "attempts": 3}

@@ -63,7 +63,7 @@ def test_systemd_finds_nothing_wrong(installed):
 
 @needs_systemd_analyze
 def test_the_sandbox_stays_tight(installed):
-    """What the pins need has not opened anything else."""
+    """The permissions that the pins need open nothing else."""
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", f"--threshold={MAX_EXPOSURE}", str(installed)],
         check=False,

@@ -53,7 +53,7 @@ async def test_what_is_answered_is_offered(archive, tmp_path, version):
 
 
 async def test_unknown_version_of_api_versions_is_answered_in_version_0(archive, tmp_path):
-    """With the versions that there are, so that the client can ask again."""
+    """The answer has the versions that there are, so that the client can ask again."""
     async with asking(archive, tmp_path / "state") as client:
         client.writer.write(b"\x00\x00\x00\x0a\x00\x12\x00\x63\x00\x00\x00\x07\xff\xff")
         frame = await client.frame()
@@ -65,7 +65,7 @@ async def test_unknown_version_of_api_versions_is_answered_in_version_0(archive,
 
 @pytest.mark.parametrize("version", range(14))
 async def test_metadata_names_one_node_and_the_topics(archive, tmp_path, version):
-    """In every version: this endpoint leads every partition, under the epoch of its manifest."""
+    """The endpoint leads every partition under the epoch of its manifest, in every version."""
     for name in ("audit", "orders"):
         writer = LogWriter(tmp_path, name)
         writer.begin_epoch(0)
@@ -94,7 +94,7 @@ async def test_metadata_names_one_node_and_the_topics(archive, tmp_path, version
 
 
 async def test_librdkafka_lists_all_topics(archive, tmp_path):
-    """Its request for all topics has three bytes after its fields."""
+    """The request of librdkafka for all topics has three bytes after its fields."""
     for name in ("audit", "orders"):
         writer = LogWriter(tmp_path, name)
         writer.closed_segment()
@@ -109,7 +109,7 @@ async def test_librdkafka_lists_all_topics(archive, tmp_path):
 
 
 async def test_metadata_by_id_finds_the_topic(writer, archive, tmp_path):
-    """As clients ask that know the id already; an unknown id is an error of its own."""
+    """A client that knows a topic's id finds the topic, and an unknown id is an error of its own."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     async with asking(archive, tmp_path / "state") as client:
@@ -170,7 +170,7 @@ async def test_new_topic_is_found_after_the_interval(archive, store, tmp_path):
 async def test_bucket_that_cannot_be_listed_leaves_the_topics_that_are_known(
     writer, archive, store, tmp_path, error
 ):
-    """Whether the store is away, or lets us in no more."""
+    """Known topics are still served if the store is away, and if it denies access."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}
@@ -184,7 +184,7 @@ async def test_bucket_that_cannot_be_listed_leaves_the_topics_that_are_known(
 
 @pytest.mark.parametrize("version", range(3))
 async def test_cluster_is_this_node(writer, archive, tmp_path, version):
-    """With the address that clients are to use."""
+    """The cluster has one node, with the address that clients are to use."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     schema = request_module(DESCRIBE_CLUSTER, version).DescribeClusterRequest
@@ -206,7 +206,7 @@ async def test_cluster_is_this_node(writer, archive, tmp_path, version):
 
 
 async def test_partitions_are_described_page_by_page(archive, tmp_path):
-    """From the cursor on, as many as are wanted, topics in order of their names."""
+    """A page begins at the cursor and has as many partitions as wanted, topics in order of their names."""
     for name, partitions in (("a", 3), ("b", 2), ("c", 1)):
         writer = LogWriter(tmp_path, name)
         writer.closed_segment()

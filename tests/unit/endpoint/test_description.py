@@ -40,7 +40,7 @@ def log_dirs_request(version, topics):
 
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_settings_of_a_topic_are_read_only(writer, archive, tmp_path, version):
-    """Nothing is deleted here; a limit that was recorded is told."""
+    """Nothing is deleted here, and a recorded limit is shown."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     one = writer.identified
@@ -75,7 +75,7 @@ async def test_settings_of_a_topic_are_read_only(writer, archive, tmp_path, vers
 
 @pytest.mark.parametrize("version", range(1, 6))
 async def test_bucket_is_the_only_log_directory(archive, tmp_path, version):
-    """With the bytes of each partition; of one that cannot be read nothing is said."""
+    """The bucket has the bytes of each partition. A partition that cannot be read is left out."""
     sizes = {}
     for number in range(2):
         writer = LogWriter(tmp_path, "orders", number)

@@ -54,7 +54,7 @@ async def until_requested(store, operation, key):
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 async def test_fetch_gives_stored_batches_in_every_version(writer, archive, tmp_path, version):
-    """By name or by id, with the log's bounds, from the batch that holds the offset."""
+    """A Fetch by name or by id starts with the batch that holds the offset, and has the log's bounds."""
     for _ in range(4):
         writer.append()
     writer.roll()
@@ -70,7 +70,7 @@ async def test_fetch_gives_stored_batches_in_every_version(writer, archive, tmp_
 
 
 async def test_whole_archive_is_read_over_segments_and_gaps(writer, archive, tmp_path):
-    """From one offset to the next, to the archive's end, and nothing twice."""
+    """A read goes from offset to offset to the archive's end, and gives nothing twice."""
     for _ in range(3):
         writer.closed_segment()
     manifest = (await archive_topic(writer, archive)).with_gap(Gap(9, 19, "lost", 0))
@@ -113,7 +113,7 @@ async def test_partitions_of_one_request_share_its_limit(archive, tmp_path):
 
 @pytest.mark.parametrize("version", [4, 12, 17])
 async def test_aborted_transactions_are_named_to_committed_readers(writer, archive, tmp_path, version):
-    """Others get no list, as from a broker."""
+    """Only readers of committed records get a list of aborted transactions, as from a broker."""
     writer.append(b"no", producer_id=7)
     writer.append(b"yes", producer_id=8)
     writer.abort(7)
@@ -130,7 +130,7 @@ async def test_aborted_transactions_are_named_to_committed_readers(writer, archi
 
 
 async def test_offset_outside_the_archive_is_out_of_range(archive, tmp_path):
-    """Before its begin and after its end; at its end there is only nothing yet."""
+    """An offset before the archive's start or after its end is out of range. Its end has no records yet."""
     writer = LogWriter(tmp_path, first_offset=100)
     writer.closed_segment()
     await archive_topic(writer, archive)
@@ -150,7 +150,7 @@ async def test_offset_outside_the_archive_is_out_of_range(archive, tmp_path):
     ],
 )
 async def test_unknown_topic_is_an_error_of_its_own(archive, tmp_path, version, topic, error):
-    """On which clients ask for metadata."""
+    """The error of an unknown topic makes clients ask for metadata."""
     async with asking(archive, tmp_path / "state") as client:
         assert (await fetched(client, topic, 0, version=version, max_wait=LONG)).error_code == error
 
@@ -181,7 +181,7 @@ async def test_no_session_is_ever_made(writer, archive, tmp_path):
 
 
 async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, store, tmp_path):
-    """It waits, the manifest is read again, and the answer comes before the wait is over."""
+    """A reader at the end waits, the manifest is read again, and the answer comes before the wait is over."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 20}
@@ -197,7 +197,7 @@ async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, sto
 
 
 async def test_unchanged_manifest_is_not_read_again(writer, archive, store, tmp_path):
-    """Its version is asked for, once in an interval; within the interval nothing is."""
+    """The version of a manifest is asked for once in an interval. Within it, nothing is."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     key = manifest_key(writer.identified)
@@ -238,7 +238,7 @@ async def test_merged_segment_is_read_by_the_newest_manifest(writer, archive, st
 
 
 async def test_object_that_is_missing_is_an_error_to_try_again(writer, archive, store, tmp_path):
-    """Not the end of the log: a client must not skip what is archived."""
+    """A missing object is not the end of the log: a client must not skip what is archived."""
     writer.closed_segment()
     manifest = await archive_topic(writer, archive)
     await store.delete_many([data_key(writer.identified, manifest.segments[0])])
@@ -248,7 +248,7 @@ async def test_object_that_is_missing_is_an_error_to_try_again(writer, archive, 
 
 
 async def test_store_that_is_away_leaves_cached_records_readable(writer, archive, store, tmp_path):
-    """What is known of the archive stays true, and what was read once is on this host."""
+    """The known manifests stay true, and chunks that were read once are on this host."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}
@@ -260,7 +260,7 @@ async def test_store_that_is_away_leaves_cached_records_readable(writer, archive
 
 
 async def test_records_without_a_cache_stay_within_the_budget(archive, tmp_path):
-    """Beyond it they come one after another, and each comes."""
+    """Records beyond the budget come one partition after another, and each comes."""
     writers = [LogWriter(tmp_path, "orders", number) for number in range(4)]
     for writer in writers:
         writer.append(b"v" * 600_000)
@@ -366,7 +366,7 @@ async def test_client_that_was_sent_too_much_waits_and_no_other(writer, archive,
 
 
 async def test_endpoint_that_stops_answers_waiting_clients(writer, archive, store, tmp_path):
-    """Neither its clients nor the caller of its stop have to wait."""
+    """Clients and the caller of the stop do not have to wait."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     config = endpoint_config(tmp_path / "state")
@@ -383,7 +383,11 @@ async def test_endpoint_that_stops_answers_waiting_clients(writer, archive, stor
 
 @pytest.mark.parametrize("slow", [0, 1])
 async def test_slow_partition_keeps_no_other_waiting(tmp_path, slow):
-    """Wherever it stands: the others' records come, it has none yet, and no error; later it has."""
+    """
+    A slow partition has no records and no error at first, wherever it stands. The others have theirs.
+
+    A later Fetch has the records of the slow one.
+    """
     store = HoldingStore()
     archive = archive_in(store)
     writers = [LogWriter(tmp_path, "orders", number) for number in range(2)]
@@ -406,7 +410,7 @@ async def test_slow_partition_keeps_no_other_waiting(tmp_path, slow):
 
 
 async def test_more_partitions_than_are_read_at_once_all_come(archive, tmp_path):
-    """In the order of the request, some after the others."""
+    """All partitions come in the order of the request, some after the others."""
     count = 2 * PARTITIONS_AT_ONCE + 1
     for number in range(count):
         writer = LogWriter(tmp_path, "orders", number)

@@ -84,7 +84,7 @@ async def test_offsets_and_times_are_those_of_both(joined, archive, tmp_path):
 
 
 async def test_old_segment_that_has_gone_is_searched_in_the_newest_manifest(joined, archive, store, tmp_path):
-    """Without one there either, clients try again: nothing is skipped."""
+    """Clients try again if the newest manifest does not help either: nothing is skipped."""
     old, _ = joined
     first = (await archive.manifests.load(old.identified)).existing.segments[0]
     store.remove(data_key(old.identified, first))

@@ -70,7 +70,7 @@ async def test_special_offsets_are_those_of_the_archive(archived_log, archive, t
 
 
 async def test_time_finds_the_first_record_as_late(archived_log, archive, tmp_path):
-    """By records, not by batches or segments; past the last one there is nothing."""
+    """A time finds a record, not a batch or a segment. A time past the last record finds nothing."""
     wanted = {0: (10, 0), 1: (11, 1), 2: (12, 2), 3: (13, 9000), 9002: (15, 9002)}
     async with asking(archive, tmp_path / "state") as client:
         found = await listed(client, "orders", *(DEFAULT_TIME_MS + after for after in wanted))
@@ -80,7 +80,7 @@ async def test_time_finds_the_first_record_as_late(archived_log, archive, tmp_pa
 
 
 async def test_partition_of_which_nothing_is_archived_is_empty(archived_log, archive, tmp_path):
-    """It begins and ends at 0."""
+    """A partition without archived records begins and ends at 0."""
     key = archived_log.identified
     other = LogWriter(tmp_path, "orders", 1)
     assert other.identified.topic_id == key.topic_id
@@ -105,7 +105,7 @@ async def test_leader_epochs_end_where_the_next_begins(archived_log, archive, tm
 
 
 async def test_store_that_is_away_is_an_error_to_try_again(archived_log, archive, store, tmp_path):
-    """Without the manifest nothing is known, and that is said; it is asked for again, but not at once."""
+    """A missing manifest is an error to try again. The store is asked again, but not at once."""
     async with asking(archive, tmp_path / "state") as client:
         store.fail_next("get", lambda: StorageUnavailable("away"))
         store.requests.clear()
@@ -120,7 +120,7 @@ async def test_store_that_is_away_is_an_error_to_try_again(archived_log, archive
 
 
 async def test_time_is_looked_up_in_the_newest_manifest(archived_log, archive, store, tmp_path):
-    """Where an index has gone, the manifest is an old one."""
+    """The newest manifest is loaded if an index has gone, because the known one is old."""
     async with asking(archive, tmp_path / "state") as client:
         await listed(client, "orders", LATEST)
         stored = await archive.manifests.load(archived_log.identified)

@@ -59,7 +59,7 @@ async def closed(client):
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 async def test_produce_is_refused_for_good(archive, tmp_path, version):
-    """With the reason, where the version has room for it; the connection goes on."""
+    """The refusal has its reason if the version has room for it, and the connection goes on."""
     async with asking(archive, tmp_path / "state") as client:
         for _ in range(2):
             answer = await client.ask(produce_request(version))
@@ -97,7 +97,7 @@ async def test_coordinator_of_a_group_is_this_node(archive, tmp_path, version):
 
 @pytest.mark.parametrize("version", range(10))
 async def test_no_client_joins_a_group(archive, tmp_path, version):
-    """With an error that ends the consumer's attempt."""
+    """The error of the refusal ends the consumer's attempt to join."""
     schema = request_module(11, version).JoinGroupRequest
     fields = fields_of(
         schema,
@@ -250,21 +250,21 @@ async def test_requests_wait_while_the_budget_is_spent(archive, tmp_path):
 
 @pytest.mark.parametrize(("api_key", "size"), [(3, 5 << 20), (2, 5 << 20), (32, 2 << 20), (1, 5 << 20)])
 async def test_request_has_a_limit_that_fits_its_kind(archive, tmp_path, api_key, size):
-    """It is refused by its announced size, before its bytes come."""
+    """A request is refused by its announced size, before its bytes come."""
     async with asking(archive, tmp_path / "state") as client:
         client.writer.write(struct.pack(">ihhi", size, api_key, 4, 1))
         assert await closed(client) == b""
 
 
 async def test_request_of_too_many_partitions_is_refused(archive, tmp_path):
-    """Within the limit of bytes."""
+    """A request of too many partitions is refused even within the limit of bytes."""
     async with asking(archive, tmp_path / "state") as client:
         client.writer.write(offsets_of(60_000))
         assert await closed(client) == b""
 
 
 async def test_large_request_does_not_stop_the_loop(archive, tmp_path):
-    """It is decoded in a thread, and other clients have their turn while it is answered."""
+    """A large request is decoded in a thread, and other clients have their turn while it is answered."""
     async with running_endpoint(archive, tmp_path / "state") as endpoint:
         port = endpoint.server.port
         async with connected(port) as large, connected(port) as small:
@@ -284,7 +284,7 @@ def offsets_of(count):
 
 
 async def test_connections_beyond_the_limit_are_closed(archive, tmp_path):
-    """Those that are open go on."""
+    """Open connections go on."""
     async with running_endpoint(archive, tmp_path / "state", max_connections=1) as endpoint:
         port = endpoint.server.port
         async with connected(port) as first:
@@ -295,7 +295,7 @@ async def test_connections_beyond_the_limit_are_closed(archive, tmp_path):
 
 
 async def test_requests_that_come_together_are_answered_in_order(writer, archive, tmp_path):
-    """Also when the first one waits at the end of the archive."""
+    """Requests are answered in order, even if the first waits at the end of the archive."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     requests = [
@@ -309,7 +309,7 @@ async def test_requests_that_come_together_are_answered_in_order(writer, archive
 
 
 async def test_clients_meet_tls_where_there_is_a_certificate(writer, archive, tmp_path):
-    """With the gateway's own properties; records go through the cipher."""
+    """A client gets TLS by the gateway's own properties, and records go through the cipher."""
     certificate = write_certificate(tmp_path / "pem")
     writer.append(b"v" * 300_000)
     writer.roll()

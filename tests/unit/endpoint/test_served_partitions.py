@@ -106,7 +106,7 @@ async def test_first_read_that_fails_is_not_repeated_at_once(partitions, one, st
 
 
 async def test_watchers_are_told_of_a_change(partitions, one, writer, archive):
-    """It does not matter which caller found it. A manifest that did not change is not told."""
+    """Watchers hear of a change, whichever caller found it. An equal manifest is no change."""
     await partitions.manifest(one)
     with partitions.watching([one]) as changed:
         await partitions.newest(one)
@@ -122,7 +122,7 @@ async def test_watchers_are_told_of_a_change(partitions, one, writer, archive):
 
 
 async def test_many_partitions_are_read_together(partitions, archive, store, tmp_path):
-    """As many at once as there may be; what fails is left out."""
+    """Manifests are read several at once, up to the limit, and one that cannot be read is left out."""
     wanted = []
     for number in range(6):
         writer = LogWriter(tmp_path / "more", "many", number)
@@ -181,7 +181,7 @@ async def test_offset_past_the_end_is_searched_in_the_store(partitions, one, wri
 
 
 async def test_offset_past_the_end_is_unknown_while_the_store_is_away(partitions, one, store):
-    """It may be there: a client that is told so tries again."""
+    """An offset past the known end may exist by now, so the client has to try again."""
     await partitions.manifest(one)
     await asyncio.sleep(2)
     store.fail_next("head", away)

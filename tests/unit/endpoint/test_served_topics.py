@@ -36,7 +36,11 @@ def names(topics):
 
 
 async def test_slow_store_delays_no_request_for_topics(topics, store, archive, tmp_path):
-    """They wait a little, all for one listing, and have what was seen last; later what it has found."""
+    """
+    Requests wait a little, all for one listing, and get the topics seen last.
+
+    Later ones get the new topics.
+    """
     await topics.start()
     other = LogWriter(tmp_path / "other", "payments")
     other.closed_segment()
@@ -55,7 +59,7 @@ async def test_slow_store_delays_no_request_for_topics(topics, store, archive, t
 
 
 async def test_listing_that_fails_is_not_repeated_at_once(topics, store):
-    """Also where the failure took longer than the interval."""
+    """A failed listing is not repeated at once, even if the failure took longer than the interval."""
     await topics.start()
     await asyncio.sleep(INTERVAL_SECONDS + 1)
     store.latency_seconds = 2 * INTERVAL_SECONDS

@@ -97,7 +97,7 @@ PLAIN = {"sasl_plain": "true", "sasl_plain_without_tls": "true"}
 async def test_real_clients_log_in_with_every_mechanism(
     archive, writer, tmp_path, *, users_file, certificate, mechanism
 ):
-    """And read the whole topic; a wrong password, and a user without rules, read nothing."""
+    """A user with rules reads the whole topic. A wrong password or a user without rules reads nothing."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     settings = with_tls(certificate, sasl_plain="true")
@@ -162,7 +162,7 @@ def metadata_fields():
 
 
 async def test_client_that_does_not_log_in_is_cut_off(archive, tmp_path, users_file):
-    """Also between the two steps of a login."""
+    """A client that does not log in is cut off, even between the two steps of a login."""
     settings = {"slow_client_timeout_ms": "1s"}
     async with guarded(archive, tmp_path, users_file, **settings) as endpoint:
         async with connected(endpoint.server.port) as client:
@@ -185,7 +185,7 @@ async def test_client_that_does_not_log_in_is_cut_off(archive, tmp_path, users_f
     ],
 )
 async def test_wrong_token_is_refused_and_the_connection_is_closed(archive, tmp_path, users_file, token):
-    """All are told the same, and no token is logged."""
+    """Every refusal is the same, and no token is logged."""
     with capture_logs() as lines:
         async with (
             guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
@@ -227,7 +227,7 @@ async def test_wrong_proof_is_refused(archive, tmp_path, users_file, user, final
 
 
 async def test_unknown_user_looks_like_those_that_exist(tmp_path):
-    """Also where the file has other iterations and salts than those of `endpoint user add`."""
+    """An unknown user has the file's iterations and lengths of salt, even if these are not our own."""
     path = tmp_path / "users.yaml"
     imported = ScramCredential.of_password("SCRAM-SHA-256", "p", salt=b"s" * 12, iterations=4096)
     Users({"imported": {"SCRAM-SHA-256": imported}}).write(path)
@@ -278,7 +278,7 @@ async def test_second_login_on_one_connection_is_refused(archive, tmp_path, user
 
 
 async def test_requests_behind_a_login_wait_for_its_end(archive, tmp_path, users_file):
-    """They are answered as the user's, or not at all."""
+    """Requests behind a login are answered as the user's, or not at all."""
     await archived_topics(archive, tmp_path)
     handshake = request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN")
     asked = request_module(3, 12).MetadataRequest(**metadata_fields())
@@ -315,7 +315,7 @@ async def test_requests_behind_a_login_wait_for_its_end(archive, tmp_path, users
     ],
 )
 async def test_first_message_of_scram_that_is_not_sound_is_refused(archive, tmp_path, users_file, first):
-    """Among them channel binding that is not offered, another identity, and escapes that are none."""
+    """Unsound messages have a channel binding that is not offered, another identity, or bad escapes."""
     async with (
         guarded(archive, tmp_path, users_file) as endpoint,
         connected(endpoint.server.port) as client,
@@ -326,7 +326,7 @@ async def test_first_message_of_scram_that_is_not_sound_is_refused(archive, tmp_
 
 
 async def test_final_message_of_scram_counts_once(archive, tmp_path, users_file):
-    """With the binding of its own first message, and only after it."""
+    """A final message counts once, after its own first message and with that one's binding."""
     async with guarded(archive, tmp_path, users_file) as endpoint:
         for header, binding, expected in (
             ("n,,", "n,,", ErrorCode.none),
@@ -389,7 +389,7 @@ def test_configuration_that_would_give_passwords_away_is_refused(tmp_path, setti
 
 
 async def test_address_of_other_hosts_may_be_listened_on_with_users(archive, tmp_path, users_file):
-    """They have to log in."""
+    """Clients of other hosts have to log in."""
     settings = {"host": "0.0.0.0", "advertised": "'archive.example.com:9095'"}
     async with guarded(archive, tmp_path, users_file, **settings):
         pass
@@ -429,7 +429,7 @@ async def config_error(client, kind, name):
 async def test_topics_that_a_user_may_not_see_are_as_if_there_were_none(
     archive, tmp_path, users_file, *, user, readable, seen
 ):
-    """In every request that is about topics; a name is refused whether there is such a topic or not."""
+    """A topic that a user may not see is refused like a missing one, in every request about topics."""
     writers = await archived_topics(archive, tmp_path)
     async with (
         guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
@@ -510,7 +510,7 @@ def test_change_that_could_not_be_read_is_read_later(users_file):
 
 
 def test_file_that_is_gone_changes_nothing_and_is_said_once(users_file):
-    """Also where it comes back as it was."""
+    """A missing file is reported once and changes nothing, even if it comes back as it was."""
     users = UserDirectory(users_file)
     away = users_file.with_suffix(".away")
     users_file.rename(away)
@@ -548,7 +548,7 @@ def test_file_that_others_may_read_is_refused(users_file):
 
 
 def test_file_is_read_as_it_was_written(users_file):
-    """With users and rules, and without any password."""
+    """The file has users and rules, and no password."""
     users = Users.read(users_file)
     assert users.rules == RULES
     assert users.credentials["reader"]["SCRAM-SHA-512"].has_password(password_of("reader"))
@@ -596,7 +596,7 @@ OF_A = "users:\n  a: {SCRAM-SHA-256: {iterations: "
     ],
 )
 def test_faulty_file_is_an_error_with_its_line_that_quotes_no_credential(text, said):
-    """It changes nothing of a running endpoint."""
+    """A faulty file changes nothing of a running endpoint."""
     with pytest.raises(ConfigError, match=f"{said}") as error:
         Users.parsed(text, source="file")
     assert "QUE" not in str(error.value)

@@ -31,7 +31,7 @@ def test_access_times_are_read_as_they_were_written(times):
     ],
 )
 def test_damaged_access_times_are_corrupt(body):
-    """Never another error, whatever the bytes."""
+    """Any damage raises CorruptDataError, and no other error."""
     with pytest.raises(CorruptDataError, match="access times"):
         decode_access_times(seal(MAGIC, 1, body))
 

@@ -22,6 +22,6 @@ def test_stored_record_is_read_and_written_alike():
     "data", [b"", b"{}", b'{"version": 1, "clusters": 3}', b'{"version": 2, "clusters": {}}']
 )
 def test_other_bytes_are_refused(data):
-    """Also those of a newer release."""
+    """Other bytes are refused, and those of a newer release as well."""
     with pytest.raises(CorruptDataError, match="record of the archive's owners"):
         decode_archive_owners(data)

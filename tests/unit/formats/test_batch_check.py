@@ -66,7 +66,11 @@ def test_wrong_bytes_are_named_with_their_position(check, data, bounds, message,
 
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(at, bit):
-    """Except in the leader epoch, which stands outside the checksum and is the broker's to fill."""
+    """
+    Every flipped bit is noticed except in the leader epoch, which is outside the checksum.
+
+    The broker fills in the leader epoch.
+    """
     damaged = bytearray(DATA)
     damaged[at] ^= 1 << bit
     if 12 <= at % BATCH_BYTES < 16:

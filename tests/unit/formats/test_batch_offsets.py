@@ -67,7 +67,11 @@ def test_dense_segment_loses_just_the_batch_with_the_wrong_offset(row, base_offs
 @pytest.mark.parametrize("row", range(7))
 @pytest.mark.parametrize("base_offset", [0, 2**40, 2**63 - 1, 3_000])
 def test_offsets_outside_of_the_section_are_faults(row, base_offset):
-    """Also where compaction has left holes: an index entry on each side has the bounds."""
+    """
+    Offsets outside are faults, even if compaction left holes.
+
+    An index entry on each side has the bounds.
+    """
     check = OffsetCheck(sparse(SPARSE, 0, 4, next_offset=170))
     assert list(check.faults_of(moved(SPARSE, row, base_offset))) == [SPARSE[row].position]
 
@@ -85,14 +89,14 @@ def test_batches_that_the_order_cannot_tell_apart_are_both_left_out():
 
 
 def test_damaged_batch_says_nothing_of_its_neighbours():
-    """Its header may be what is damaged."""
+    """The header of a damaged batch may be what is damaged."""
     damaged = [*DENSE[:4], BatchPlace(400, 42, 4_000), *DENSE[5:]]
     check = OffsetCheck(dense(DENSE, 0))
     assert check.faults_of(damaged, damaged={400}) == {}
 
 
 def test_check_goes_on_from_one_run_to_the_next():
-    """As if the runs were one."""
+    """The check of several runs finds the same as the check of one."""
     check = OffsetCheck(dense(DENSE, 0))
     assert check.faults_of(DENSE[:4]) == {}
     assert list(check.faults_of(moved(DENSE, 4, 43)[4:])) == [400]

@@ -52,7 +52,7 @@ def test_names_say_what_they_were_made_of(segment, buckets):
 
 @pytest.mark.parametrize("suffix", ["_chunks/0", ".index"])
 def test_key_that_holds_the_checksum_of_its_index_is_a_name_too(suffix):
-    """As every key does that is written now."""
+    """A key with the checksum of its index, as it is written now, is parsed as well."""
     assert KEY_WITH_INDEX.endswith("-000000ab.log")
     assert parse_cache_name(f"{KEY_WITH_INDEX}{suffix}", buckets=0).segment == KEY_WITH_INDEX
 
@@ -66,7 +66,7 @@ def test_without_buckets_a_name_is_the_objects_key():
 @pytest.mark.parametrize(("made", "asked"), [(0, 16), (16, 0), (16, 17)])
 @pytest.mark.parametrize("key", [f"{KEY}_chunks/0", f"{KEY}.index"])
 def test_name_under_another_number_of_buckets_is_ours_and_out_of_reach(key, made, asked):
-    """It is not looked for any more; whose it is is still known."""
+    """A name under another number of buckets is not looked for, but its segment is still known."""
     found = parse_cache_name(cached_name(key, buckets=made), buckets=asked)
     assert found is not None
     assert found.segment == KEY
@@ -78,7 +78,7 @@ def test_name_under_another_number_of_buckets_is_ours_and_out_of_reach(key, made
     [(MANIFEST, 16, False), (cached_name(MANIFEST, buckets=16), 0, False), (f"20{MANIFEST[8:]}", 16, False)],
 )
 def test_manifest_under_another_number_of_buckets_is_out_of_reach(name, buckets, is_reachable):
-    """Its directory is not among those in use."""
+    """The directory of such a manifest is not among those in use."""
     assert parse_cache_name(name, buckets=buckets).is_reachable is is_reachable
 
 

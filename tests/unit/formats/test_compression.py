@@ -137,7 +137,7 @@ def test_unpacker_takes_batches_of_every_codec_in_turn():
 
 
 def test_unpacker_uses_its_memory_again():
-    """What was unpacked before is written over: it holds until the next batch, and no longer."""
+    """The next batch overwrites an unpacked one."""
     unpacker = Unpacker()
     first = unpacker.unpack(Codec.ZSTD, memoryview(compress(Codec.ZSTD, b"first" * 9)))
     unpacker.unpack(Codec.LZ4, memoryview(compress(Codec.LZ4, b"other" * 9)))

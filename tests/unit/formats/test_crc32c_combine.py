@@ -37,7 +37,7 @@ def test_zeros_of_a_published_vector_combine():
 
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_any_pieces_combine(pieces):
-    """However data is cut, its pieces' checksums give its own."""
+    """The checksums of the pieces give the checksum of the data, however the data is cut."""
     assert combined_crc32c((crc32c(piece), len(piece)) for piece in pieces) == crc32c(b"".join(pieces))
 
 

@@ -73,7 +73,7 @@ def test_quota_record_survives_encoding(record):
 
 @each_format
 def test_golden_file_is_read_and_written(name):
-    """What version 1 wrote is read as what it meant, and written the same, to the byte."""
+    """The golden file of version 1 decodes to its values, and encodes to the same bytes."""
     decode, value, _ = FORMATS[name]
     data = (OWN / name).read_bytes()
     assert decode(data) == value
@@ -118,7 +118,7 @@ def test_any_truncated_document_is_corrupt(name):
 @each_format
 @given(data=st.data())
 def test_document_with_any_other_value_is_read_or_corrupt(name, data):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A document with a field of any other type is read or raises CorruptDataError."""
     document = data.draw(changed_heads(DOCUMENTS[name]))
     with contextlib.suppress(CorruptDataError):
         FORMATS[name][0](json.dumps(document).encode())

@@ -90,7 +90,7 @@ def test_walk_ends_after_the_last_whole_batch(data, batches, ended_by):
 
 @pytest.mark.parametrize("message", [OLD_MESSAGE_V0, OLD_MESSAGE_V1], ids=["v0", "v1"])
 def test_walk_over_old_messages_says_so(message):
-    """Formats v0 and v1 are told from corruption."""
+    """Formats v0 and v1 are not taken for corruption."""
     with pytest.raises(OldMagicError):
         list(walk(message * 3).batches())
 

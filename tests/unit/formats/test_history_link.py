@@ -25,7 +25,7 @@ STARTS = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), m
 
 @given(KEYS, KEYS, STARTS)
 def test_link_comes_back_as_it_was(topic, history, starts):
-    """It knows where each partition begins."""
+    """A decoded link knows where each partition begins."""
     link = HistoryLink(topic, history, tuple(sorted(starts.items())))
     assert decode_history_link(encode_history_link(link)) == link
     assert {number: link.start_of(number) for number in starts} == starts
@@ -42,7 +42,7 @@ def test_golden_link_is_read_and_written():
 
 @given(st.data())
 def test_damage_is_found(data):
-    """Whichever byte it is."""
+    """A change of any byte is found."""
     document = bytearray(encode_history_link(HISTORY_LINK))
     at = data.draw(st.integers(0, len(document) - 1))
     document[at] ^= data.draw(st.integers(1, 255))
@@ -55,7 +55,7 @@ def test_damage_is_found(data):
     [{"starts": [[1, 0], [0, 0]]}, {"starts": [[0, -1]]}, {"starts": 5}, {"starts": [[0]]}, {"topic": None}],
 )
 def test_document_that_makes_no_sense_is_refused(change):
-    """Though its checksum is right."""
+    """The document is refused although its checksum is right."""
     body = json.loads(encode_history_link(HISTORY_LINK)[16:]) | change
     if change == {"topic": None}:
         del body["topic"]
@@ -64,7 +64,7 @@ def test_document_that_makes_no_sense_is_refused(change):
 
 
 def test_key_lies_beside_the_topic_manifest():
-    """It is not the key of a topic manifest itself."""
+    """The key of a link is not the key of a topic manifest."""
     key = history_link_key(HISTORY_LINK.topic)
     manifest = topic_manifest_key(HISTORY_LINK.topic)
     assert key.rpartition("/")[0] == manifest.rpartition("/")[0]

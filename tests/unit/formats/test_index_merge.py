@@ -177,7 +177,7 @@ def test_merged_index_is_that_of_the_merged_bytes(log):
 @settings(max_examples=examples(300))
 @given(logs())
 def test_read_committed_sees_the_same_in_the_merged_segment(log):
-    """Each batch is visible just when it is in a scan of the whole; no transaction is told of twice."""
+    """Each batch is visible just when it is in a scan of the whole, and no transaction is listed twice."""
     data, parts = parts_of(*log)
     index = merged_index(parts)
     whole = ReadCommittedFilter(indexed(data, index.base_offset, index.last_offset + 1).index.aborted)
@@ -246,7 +246,11 @@ def golden_part(topic: str, base_offset: int, next_offset: int) -> IndexedSegmen
 
 
 def test_broker_s_own_indexes_are_put_together():
-    """Of a log that a real broker rolled, entries name the batches of the merged file; times ascend."""
+    """
+    The entries of a merged index name batches of the merged file, and their times ascend.
+
+    The parts are those of a log that a real broker rolled.
+    """
     parts = [golden_part("rolled", base, base + 5) for base in (0, 5, 10)]
     data = b"".join(golden_log("rolled", base) for base in (0, 5, 10))
     index = merged_index(parts)
@@ -262,7 +266,7 @@ def test_broker_s_own_indexes_are_put_together():
 
 
 def test_time_index_leaves_out_what_is_not_later():
-    """An entry tells of the largest time so far, so a part with earlier times adds none."""
+    """An entry has the largest time so far, so a part with earlier times adds none."""
     parts = [
         indexed(
             batch(base, [b"v"], timestamp_ms=time_ms),
@@ -287,7 +291,7 @@ def test_transaction_index_keeps_its_entries():
 
 @pytest.mark.parametrize("name", ["offset_index", "time_index", "transaction_index"])
 def test_missing_broker_index_leaves_all_of_them_out(name):
-    """Where a part lacks an index that it needs, the broker has to build all: half of one would mislead."""
+    """A merged segment has no broker indexes if a part lacks one that it needs: half of one would mislead."""
     part = golden_part("transactions", 0, 10)
     broken = replace(part, index=replace(part.index, broker=replace(part.index.broker, **{name: None})))
     assert merged_index([broken, indexed(b"", 10, 12)]).broker == BrokerIndexes()

@@ -20,7 +20,7 @@ identities = st.builds(SegmentIdentity, numbers, numbers, numbers, numbers, st.j
 
 
 def test_golden_record_is_written_and_read():
-    """What an older release has stored is understood."""
+    """The record of an older release is understood."""
     assert encode_rewriting(PARTITION, REWRITING) == GOLDEN.read_bytes()
     assert decode_rewriting(GOLDEN.read_bytes(), source="golden") == (PARTITION, REWRITING)
 
@@ -48,7 +48,7 @@ def test_every_rewriting_is_read_as_it_was_written(kind, replaced, stored):
     ],
 )
 def test_other_documents_are_refused(changes, words):
-    """With the name of the object."""
+    """The error has the name of the object."""
     document = json.loads(GOLDEN.read_bytes()) | changes
     with pytest.raises(CorruptDataError, match=words) as caught:
         decode_rewriting(json.dumps(document).encode(), source="its/key")

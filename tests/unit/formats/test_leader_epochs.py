@@ -16,7 +16,7 @@ SIZE_BYTES = len(STORED) // 3
 
 
 def test_batch_under_the_first_epoch_differs_in_nothing_else():
-    """Its checksum holds as before, as the epoch is outside of it."""
+    """The checksum of the batch holds as before, because the epoch is outside of it."""
     moved = bytearray(STORED)
     put_first_epoch(moved)
     for begin, epoch in ((0, 37), (SIZE_BYTES, 37), (2 * SIZE_BYTES, 41)):

@@ -105,7 +105,7 @@ def test_manifest_survives_encoding(manifest):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_manifest_decodes_to_its_values(name):
-    """What each version wrote is read as what it meant, field by field."""
+    """The golden manifest of each version decodes to its values, field by field."""
     found = decode_manifest((OWN / name).read_bytes())
     for field in dataclasses.fields(found):
         assert getattr(found, field.name) == getattr(EXPECTED[name], field.name), field.name
@@ -120,7 +120,7 @@ def test_golden_manifest_holds_its_segments():
 
 @pytest.mark.parametrize("version", NEW_FIELDS)
 def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(version):
-    """Its head lacks what later versions brought, and it reads as if there was nothing of that."""
+    """The head of an older manifest lacks later fields, and reads as if there was nothing of them."""
     old = (OWN / f"partition-manifest.v{version}").read_bytes()
     head, columns = parts_of(old)
     assert old[4:6] == bytes([0, version])
@@ -214,7 +214,7 @@ def test_golden_manifest_is_laid_out_as_documented():
 
 
 def test_columns_are_swapped_on_a_host_of_the_other_byte_order(monkeypatch):
-    """Where integers are kept the other way round, they are turned on the way out and on the way in."""
+    """A host of the other byte order swaps the integers of the columns when it writes and when it reads."""
     other = "big" if sys.byteorder == "little" else "little"
     with monkeypatch.context() as patch:
         patch.setattr(sys, "byteorder", other)
@@ -275,7 +275,7 @@ def test_manifest_of_a_newer_version_says_what_to_do():
 
 
 def test_segment_index_is_not_a_manifest():
-    """The kinds of documents are told apart by their first bytes."""
+    """The first bytes of a document give its kind."""
     with pytest.raises(CorruptDataError, match="this is not a partition manifest: it begins with b'TRDI'"):
         decode_manifest((OWN / "segment-index.v1").read_bytes())
 
@@ -317,7 +317,7 @@ def test_manifest_without_a_field_is_corrupt(name):
 
 @given(changed_heads(HEAD))
 def test_manifest_with_any_other_head_is_read_or_corrupt(head):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A manifest with a field of any other type is read or raises CorruptDataError."""
     try:
         found = decode_manifest(sealed(head, COLUMN_BYTES))
     except CorruptDataError:
@@ -402,7 +402,7 @@ def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
     ],
 )
 def test_manifest_with_a_wrong_new_field_is_corrupt(changes):
-    """What later versions brought is read as strictly as the rest."""
+    """The fields of later versions are read as strictly as the rest."""
     with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
         decode_manifest(sealed(HEAD | changes, COLUMN_BYTES))
 

@@ -48,7 +48,7 @@ INDEX = SegmentIndex(
 
 
 def test_made_index_has_the_batches_that_ours_has():
-    """It lacks the first batch, which every reader begins with."""
+    """The made index lacks the first batch, which every reader begins with."""
     made = whole_indexes(SEGMENT, INDEX, ())
     assert parse_offset_index(made.offset_index, base_offset=100) == [
         OffsetEntry(140, 1_000),

@@ -205,7 +205,7 @@ def test_other_keys_are_no_topic_manifest_keys(key):
 
 @given(partitions, segments)
 def test_owner_of_an_object_is_in_its_name(partition, segment):
-    """Of data, index and manifest objects, spilled ones included, whatever the topic is called."""
+    """Keys of data, index and manifest objects name their owner, also if spilled, for any name of a topic."""
     name = SpilloverName(1, 2, 3, 4, 5)
     for key in (
         data_key(partition, segment),
@@ -243,7 +243,7 @@ def test_other_objects_have_no_owner(key):
 
 
 def test_what_a_join_has_left_is_no_data_object():
-    """Its name tells which one it was for, and of a data object's it tells nothing."""
+    """The name of such an object gives the data object that it was for, and is no name of a data object."""
     assert parse_joined_part_key(f"{KEY}.part-1-0") == parse_data_key(KEY)
     assert parse_data_key(f"{KEY}.part-1-0") is None
     assert parse_joined_part_key(KEY) is None
@@ -258,7 +258,7 @@ def test_history_link_key_leads_to_its_topic():
 
 
 def test_keys_about_brokers_are_laid_out_as_documented():
-    """They lie under one prefix of the cluster, and are no topic manifests."""
+    """Keys about brokers lie under one prefix of the cluster, and are no topic manifests."""
     keys = [disk_state_key(CLUSTER, 12), client_quotas_key(CLUSTER)]
     assert keys == [
         "meta/MkU3OEVBNTcwNTJENDM2Qk/brokers/12/disk_state.json",
@@ -287,7 +287,7 @@ def test_disk_state_key_is_parsed(cluster, node_id):
     ],
 )
 def test_other_keys_are_no_disk_states(key):
-    """What is no broker's state is not taken for one."""
+    """A key that is no broker's state is not parsed as one."""
     assert parse_disk_state_key(key) is None
 
 
@@ -302,7 +302,7 @@ def test_object_in_quarantine_keeps_its_key_after_a_prefix(partition, segment):
 
 
 def test_report_of_the_quarantine_has_its_own_place():
-    """It is not among the objects."""
+    """The key of a report is not the key of an object in quarantine."""
     key = quarantine_report_key(now_ms=12, crc32c=0xAB)
     assert key == "quarantine/reports/12-000000ab.json"
     assert parse_quarantined_key(key) is None
@@ -316,7 +316,7 @@ def test_other_writers_have_no_keys(writer_id):
 
 @given(partitions)
 def test_decision_lies_beside_the_manifest(partition):
-    """Its key tells the partition, and is no other object's."""
+    """The key of a decision gives the partition, and is no other object's."""
     key = decision_key(partition, "c0ffee")
     assert key == manifest_key(partition)[:-8] + "decision.c0ffee"
     assert key.startswith(decision_prefix(partition))
@@ -330,7 +330,7 @@ def test_decision_lies_beside_the_manifest(partition):
 
 @given(partitions, segments)
 def test_record_of_a_rewriting_lies_beside_the_manifest(partition, segment):
-    """Its key tells the writer, and is no other object's."""
+    """The key of a record gives the writer, and is no other object's."""
     key = rewriting_key(partition, segment.writer_id, crc32c=0xC0FFEE)
     assert key == manifest_key(partition)[:-8] + f"rewriting.{segment.writer_id}.00c0ffee"
     assert key.startswith(rewriting_prefix(partition))
@@ -343,7 +343,7 @@ def test_record_of_a_rewriting_lies_beside_the_manifest(partition, segment):
 
 
 def test_records_of_erasures_are_listed_in_their_order():
-    """Their keys are as documented, and belong to no partition."""
+    """The keys of erasures are as documented, and belong to no partition."""
     begun = erasure_key(begun_at_ms=1_700_000_000_000, job_id="0a0b", is_done=False)
     done = erasure_key(begun_at_ms=1_700_000_000_000, job_id="0a0b", is_done=True)
     assert begun == "audit/erasures/1700000000000-0a0b-begun.json"

@@ -38,7 +38,7 @@ def test_decision_is_read_and_written_as_the_golden_one():
     ],
 )
 def test_damaged_decision_decides_nothing(change):
-    """It is an error, and never another decision."""
+    """A damaged decision is an error, and never another decision."""
     document = json.loads(encode_decision(DECISION)) | change
     with pytest.raises(CorruptDataError, match="an operator's decision"):
         decode_decision(json.dumps(document).encode())

@@ -119,7 +119,7 @@ def test_encoded_marker_equals_the_broker_s_but_for_time():
     st.one_of(st.none(), st.integers(0, 2**50)),
 )
 def test_header_survives_encoding(base_offset, leader_epoch, producer_id, is_transactional, append_time_ms):
-    """What is given to the encoder is what the header says."""
+    """The header has the values that the encoder was given."""
     data = encode_batch(
         base_offset,
         [NewRecord(b"v", timestamp_ms=5)],

@@ -86,7 +86,7 @@ def test_golden_record_carries_null_key_null_value_and_headers():
 
 @given(st.integers(0, 2**62), NEW_RECORDS, st.sampled_from(Codec))
 def test_records_survive_encoding(base_offset, records, codec):
-    """What goes into a batch comes out of it, for every codec."""
+    """The same records come out of a batch as went into it, for every codec."""
     found = list(iter_records(memoryview(encode_batch(base_offset, records, codec=codec))))
     assert found == [
         Record(base_offset + place, one.timestamp_ms, 0, one.key, one.value, tuple(one.headers))
@@ -95,7 +95,7 @@ def test_records_survive_encoding(base_offset, records, codec):
 
 
 def test_append_time_replaces_the_records_own():
-    """With log append time every record has the batch's maximum timestamp."""
+    """A batch with log append time gives its maximum timestamp to every record."""
     data = encode_batch(
         0, [NewRecord(b"a", timestamp_ms=1), NewRecord(b"b", timestamp_ms=2)], append_time_ms=9
     )

@@ -23,14 +23,14 @@ OFFSETS = st.none() | st.integers(0, 2**63 - 1)
     )
 )
 def test_mark_comes_back_as_it_was(mark):
-    """In less than a broker takes beside an offset (4,096 bytes)."""
+    """A mark is much shorter than the 4,096 bytes that a broker takes beside an offset."""
     text = encode_mark(mark)
     assert decode_mark(mark.next_offset, text) == mark
     assert len(text.encode()) < 1024
 
 
 def test_mark_has_a_text_that_later_releases_read():
-    """This one is in clusters."""
+    """The text of this mark is in clusters."""
     text = (
         '{"version":1,"target_topic_id":"W1xNUlUlTfigw_K-dvdxsA","isolation":"read_committed","records":3,'
         '"first_source":5,"first_target":0,"last_source":9,"last_target":2}'
@@ -48,6 +48,6 @@ def test_offset_of_someone_else_is_no_mark(text):
 
 
 def test_mark_of_a_newer_release_is_told():
-    """It may say what this one does not know."""
+    """The mark of a newer release may say what this release does not know."""
     with pytest.raises(CorruptDataError, match="has version 2"):
         decode_mark(0, '{"version":2,"anything":1}')

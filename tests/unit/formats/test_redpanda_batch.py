@@ -143,7 +143,7 @@ def test_impossible_header_is_refused_though_its_checksum_is_right(fields, fault
 
 @pytest.mark.parametrize("batch_type", [0, 3, 4, 11, 35, 36, 37, 39, 41, 127, -1])
 def test_type_of_unknown_meaning_is_refused_by_its_own_error(batch_type):
-    """Where it is not known whether offsets count, every later offset would be a guess."""
+    """A batch of unknown type is refused, because every later offset would be a guess."""
     with pytest.raises(UnsupportedBatchTypeError, match=f"type {batch_type} at raw offset 7") as caught:
         parse_raw_header(raw_batch(batch(0), raw_offset=7, batch_type=batch_type))
     assert ("object storage" in str(caught.value)) == (batch_type in {36, 37})

@@ -77,7 +77,7 @@ def test_broker_time_is_in_an_index_since_version_6(version, broker_time_ms):
 @pytest.mark.parametrize("version", range(6, 12))
 @pytest.mark.parametrize("absent", [None, -1])
 def test_broker_time_may_be_absent(version, absent):
-    """Neither an empty optional nor Redpanda's "no timestamp" is a time."""
+    """An empty optional is no time, and Redpanda's "no timestamp" is none."""
     assert parse_base_index(index_of(version, broker_time_ms=absent)) == expected(None)
 
 
@@ -89,7 +89,7 @@ def test_segment_without_batches_has_an_index():
 
 @pytest.mark.parametrize("needed", [4, 9])
 def test_newer_version_for_known_readers_is_read(needed):
-    """It may have more fields behind those that are known, and more behind the checksum."""
+    """A newer index may have more fields behind the known ones, and more behind the checksum."""
     data = index_of(200, needed=needed, more_fields=b"new", more=b"newer")
     assert parse_base_index(data) == expected()
 
@@ -134,7 +134,7 @@ def test_damaged_index_is_explained(data, words, position):
 
 
 def test_index_for_newer_readers_says_what_to_do():
-    """It is not damaged: the daemon is too old."""
+    """The index is not damaged: the daemon is too old."""
     with pytest.raises(CorruptDataError, match=r"newer Redpanda") as caught:
         parse_base_index(index_of(12, needed=12))
     assert "Update tieringd" in caught.value.hint
@@ -182,7 +182,7 @@ def test_changed_byte_is_noticed_or_changes_nothing(version):
     tombstones=st.booleans(),
 )
 def test_any_index_is_read_as_it_was_written(version, base_offset, max_offset, times_ms, **fields):
-    """Whatever the columns and the other fields hold, bounds and times come back as they went in."""
+    """Bounds and times are read as they were written, whatever the columns and the other fields hold."""
     data = base_index(
         version=version, base_offset=base_offset, max_offset=max_offset, times_ms=times_ms, **fields
     )

@@ -246,7 +246,7 @@ def test_batch_after_allocated_room_is_an_error():
 
 
 def test_active_segment_ends_before_a_batch_that_is_being_written():
-    """Whatever of the last batch is there, what comes out is whole batches, and the end is known."""
+    """Only whole batches come out, and the end is known, wherever the last batch is cut."""
     log = RedpandaLog().roll(term=1).data([b"a"]).data([b"b" * 40])
     segment = log.segments[0]
     first = len(segment.data) - len(segment.batches[-1])
@@ -261,7 +261,7 @@ def test_active_segment_ends_before_a_batch_that_is_being_written():
 
 
 def test_done_reframer_takes_no_more():
-    """After the end of an active segment nothing is consumed."""
+    """A reframer consumes nothing after the end of an active segment."""
     log = RedpandaLog().roll(term=1).allocated(100)
     reframer = SegmentReframer(OffsetTranslation(0, 0), None, leader_epoch=1)
     out = bytearray()
@@ -308,7 +308,7 @@ def test_bookkeeping_may_end_a_segment_at_its_last_offset():
 
 
 def test_unknown_batch_type_keeps_its_own_error():
-    """A type that a newer Redpanda writes is told apart from damage, and has a place and a hint."""
+    """A type that a newer Redpanda writes has an error other than damage, with a place and a hint."""
     unknown = raw_batch(encode_batch(0, [NewRecord(b"a")]), raw_offset=3, batch_type=99)
     log = RedpandaLog().roll(term=1).data([b"a", b"b"])
     segment = Segment(0, 0, 1, log.segments[0].data + unknown)

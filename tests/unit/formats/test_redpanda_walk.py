@@ -55,7 +55,7 @@ def test_walk_counts_what_the_log_was_built_of(kinds, has_room):
 
 
 def test_walk_follows_transactions_by_kafka_offsets():
-    """What the tracker learns is what clients see, from the delta at the base on."""
+    """The tracker learns the offsets that clients see, from the delta at the base on."""
     log = RedpandaLog(next_raw_offset=100, delta=40).roll().bookkeeping().bookkeeping(TX_FENCE)
     log.data([b"a", b"b"], producer_id=9, is_transactional=True).bookkeeping(ARCHIVAL)
     log.data([b"c"], producer_id=8, is_transactional=True).marker(9, ABORT_MARKER)
@@ -98,7 +98,7 @@ def test_walk_of_an_active_segment_ends_before_a_damaged_header():
 
 
 def test_walk_of_an_active_segment_ends_at_a_marker_that_is_being_written():
-    """Half a marker ends no transaction, and is no damage either."""
+    """Half a marker ends no transaction, and is no damage."""
     log = RedpandaLog().roll().data([b"a"], producer_id=9, is_transactional=True).marker(9)
     tracker = TransactionTracker(0)
     torn = log.segments[0].damaged(-3)

@@ -71,13 +71,13 @@ def test_restored_batch_is_sound_and_has_another_producer_id(batches):
 
 @given(ids)
 def test_no_cluster_reaches_a_restored_id(producer_id):
-    """It is no id of a cluster, and a producer for Kafka, which takes a negative id for none."""
+    """A restored id is no id of a cluster, and still a producer's for Kafka: a negative id means none."""
     assert IDS_OF_A_CLUSTER <= restored_producer_id(producer_id) <= MAX_ID
 
 
 @given(st.sets(st.integers(-1, MAX_ID - IDS_OF_A_CLUSTER), max_size=20))
 def test_two_ids_never_become_one(some):
-    """Also where a restored log has gone on, and is restored with ids of two clusters in it."""
+    """Two ids stay two, even if a restored log with ids of two clusters is restored again."""
     some |= {restored_producer_id(one) for one in some if one < MAX_ID - 2 * IDS_OF_A_CLUSTER}
     assert len({restored_producer_id(one) for one in some}) == len(some)
     assert restored_producer_id(-1) == -1
@@ -85,7 +85,7 @@ def test_two_ids_never_become_one(some):
 
 @given(stored_batches(), st.binary(max_size=HEADER_BYTES - 1))
 def test_restored_batches_are_turned_back(batches, rest):
-    """They are the stored bytes again, up to a part of a batch; an id that could not grow is not found."""
+    """The stored bytes come back, up to a part of a batch. An id that could not grow is not found."""
     stored = b"".join(batches)
     data = bytearray(b"".join(map(restored, batches)) + rest)
     epochs = {parse_header(one).base_offset: EPOCH for one in batches}
@@ -98,7 +98,7 @@ def test_restored_batches_are_turned_back(batches, rest):
 
 @pytest.mark.parametrize("fault", ["old epoch", "id of a cluster", "damage", "no batch"])
 def test_batch_that_was_not_restored_ends_it(fault):
-    """What an older version has left is not taken for a restored batch, and damage is not hidden."""
+    """A batch of an older version is not taken for a restored one, and damage is not hidden."""
     first, second = (batch(offset, producer_id=5, producer_epoch=0, base_sequence=0) for offset in (0, 3))
     sound, other = restored(first), bytearray(restored(second))
     if fault == "old epoch":
@@ -136,7 +136,7 @@ def test_index_names_the_same_transactions_under_the_new_ids():
 
 
 def test_index_without_the_brokers_keeps_it_so():
-    """None is made here; a damaged one is an error."""
+    """No broker index is made for a segment without one, and a damaged one is an error."""
     assert restored_index(index_of(None)).broker == index_of(None).broker
     with pytest.raises(CorruptDataError):
         restored_index(index_of(b"damaged"))

@@ -342,7 +342,7 @@ def test_arbitrary_bytes_are_corrupt_or_an_end(data, is_active, chunk_bytes):
 def test_scan_of_an_active_segment_ends_at_its_last_stable_batch(
     data, stop_offset, batches, ended_by, chunk_bytes
 ):
-    """What the broker may still write is an end, not a fault, and whole batches before it count."""
+    """A part that the broker may still write is an end and not a fault. Whole batches before it count."""
     found = scan(data, 0, None, stop_offset=stop_offset, chunk_bytes=chunk_bytes)
     prefix = SOUND[: batches * BATCH_BYTES]
     assert (found.batch_count, found.size_bytes, found.crc32c) == (batches, len(prefix), crc32c(prefix))
@@ -350,7 +350,7 @@ def test_scan_of_an_active_segment_ends_at_its_last_stable_batch(
 
 
 def test_scan_that_is_done_takes_nothing_more():
-    """After its end was found, a scan consumes no bytes."""
+    """A scan consumes no bytes after it has found its end."""
     scanner = SegmentScanner(0, None, stop_offset=3)
     assert scanner.feed(memoryview(SOUND)) == BATCH_BYTES
     assert scanner.is_done

@@ -57,7 +57,7 @@ def test_sidecar_survives_encoding(index):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_sidecar_decodes_to_its_values(name):
-    """What version 1 wrote is read as what it meant, field by field."""
+    """The golden sidecar of version 1 decodes to its values, field by field."""
     found = decode_sidecar((OWN / name).read_bytes())
     for field in dataclasses.fields(found):
         assert getattr(found, field.name) == getattr(EXPECTED[name], field.name), field.name
@@ -65,7 +65,7 @@ def test_golden_sidecar_decodes_to_its_values(name):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_sidecar_encodes_to_the_same_bytes(name):
-    """This release still writes version 1, to the byte."""
+    """This release still writes version 1, with the same bytes."""
     assert files()[name] == (OWN / name).read_bytes()
 
 
@@ -110,7 +110,7 @@ def test_sidecar_of_a_newer_version_says_what_to_do():
 
 
 def test_manifest_is_not_a_sidecar():
-    """The kinds of documents are told apart by their first bytes."""
+    """The first bytes of a document give its kind."""
     with pytest.raises(CorruptDataError, match="this is not a segment index: it begins with b'TRDM'"):
         decode_sidecar((OWN / "partition-manifest.v1").read_bytes())
 
@@ -133,7 +133,7 @@ def test_sidecar_without_a_field_is_corrupt(name):
 
 @pytest.mark.parametrize("rest", [REST + b"x", REST[:-1], b""], ids=["longer", "shorter", "missing"])
 def test_sidecar_sections_fill_the_document_exactly(rest):
-    """What follows the head is as long as the head says."""
+    """The sections after the head have the length that the head gives."""
     with pytest.raises(CorruptDataError, match=f"sections end at {len(REST)} of {len(rest)} bytes"):
         decode_sidecar(sealed_head(MAGIC, 1, HEAD, rest))
 
@@ -147,7 +147,7 @@ def test_sidecar_with_a_wrong_length_of_its_head_is_corrupt(body):
 
 @given(changed_heads(HEAD))
 def test_sidecar_with_any_other_head_is_read_or_corrupt(head):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A sidecar with a field of any other type is read or raises CorruptDataError."""
     try:
         found = decode_sidecar(sealed_head(MAGIC, 1, head, REST))
     except CorruptDataError:

@@ -77,7 +77,11 @@ def row_of(index):
 @settings(max_examples=150, deadline=None)
 @given(objects(), st.data())
 def test_sound_segment_passes_from_every_index_entry(found, data):
-    """As a whole, from any entry on, batch by batch or all at once, and as the chunk between two entries."""
+    """
+    A sound segment passes as a whole, from any index entry on, and as the chunk between two entries.
+
+    It is checked batch by batch, or all at once.
+    """
     stored, index = found
     view = memoryview(stored)
     check_batches(view, ExpectedBatches.of_index(index))

@@ -48,7 +48,7 @@ def decode(data: bytes):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_spillover_manifest_decodes_to_its_values(name):
-    """What version 1 wrote is read as what it meant, field by field, under its name."""
+    """The golden part of version 1 decodes to its values, field by field, under its name."""
     data, part = (OWN / name).read_bytes(), GOLDEN[name]
     found = decode_spillover(data, partition=PARTITION, name=part.name(crc32c(data)))
     for field in dataclasses.fields(part):
@@ -137,7 +137,7 @@ def test_spillover_manifest_whose_head_is_no_object_is_corrupt(head):
 
 @given(changed_heads(HEAD))
 def test_spillover_manifest_with_any_other_head_is_read_or_corrupt(head):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A spillover manifest with a field of any other type is read or raises CorruptDataError."""
     try:
         found = decode(sealed(head))
     except CorruptDataError:

@@ -88,13 +88,13 @@ def test_topic_manifest_survives_encoding(manifest):
 
 
 def test_golden_topic_manifest_is_read_and_written():
-    """What version 5 wrote is read as what it meant, and written the same, to the byte."""
+    """The golden manifest of version 5 decodes to its values, and encodes to the same bytes."""
     assert decode_topic_manifest(GOLDEN) == TOPIC_MANIFEST
     assert files()["topic-manifest.v5.json"] == GOLDEN
 
 
 def test_golden_mark_of_a_purged_topic_is_read_and_written():
-    """What is left of a purged topic says when it was purged, and how much that was."""
+    """The mark of a purged topic has the time of the purge, and how much was purged."""
     golden = (OWN / "topic-manifest-purged.v5.json").read_bytes()
     assert decode_topic_manifest(golden) == PURGED_TOPIC_MANIFEST
     assert files()["topic-manifest-purged.v5.json"] == golden
@@ -126,14 +126,14 @@ def test_golden_topic_manifest_of_version_3_is_read():
 
 
 def test_golden_topic_manifest_of_version_2_is_read():
-    """What version 2 could not say is with which values the topic was first seen."""
+    """A manifest of version 2 has no record of the values with which the topic was first seen."""
     found = decode_topic_manifest((OWN / "topic-manifest.v2.json").read_bytes())
     assert found == TOPIC_MANIFEST_V2
     assert found.defaults is None
 
 
 def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_5():
-    """What version 1 could not say is: archived, and never managed."""
+    """A manifest of version 1 counts as archived and never managed."""
     found = decode_topic_manifest((OWN / "topic-manifest.v1.json").read_bytes())
     assert found == TOPIC_MANIFEST_V1
     assert (found.archiving, found.original_retention, found.retention_released) == (
@@ -214,6 +214,6 @@ def test_topic_manifest_with_any_changed_byte_is_read_or_corrupt(position, mask)
 
 @given(changed_heads(DOCUMENT))
 def test_topic_manifest_with_any_other_value_is_read_or_corrupt(document):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A topic manifest with a field of any other type is read or raises CorruptDataError."""
     with contextlib.suppress(CorruptDataError):
         assert isinstance(decode_topic_manifest(json.dumps(document).encode()), TopicManifest)

@@ -81,7 +81,7 @@ def test_search_goes_its_own_way():
 
 
 def test_search_finds_the_first_marker_of_each_open_transaction():
-    """What a producer does after that, and other producers, have no part in it."""
+    """Later markers of a producer, and other producers, make no difference."""
     tracker = TransactionTracker(0)
     for header in (data(0, 7), data(1, 8), data(2, 9)):
         tracker.note_data(header)
@@ -101,7 +101,7 @@ def test_search_finds_the_first_marker_of_each_open_transaction():
 
 
 def test_filter_shows_the_committed_records_of_a_broker_s_log():
-    """With the golden log's aborted transactions, only what was committed is visible."""
+    """Only committed records are visible with the golden log's aborted transactions."""
     raw = golden_log("transactions")
 
     def walk():

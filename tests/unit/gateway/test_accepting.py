@@ -35,7 +35,7 @@ def unwatched_first():
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 async def test_client_that_cannot_be_watched_is_closed_and_others_are_served(broker, tmp_path, is_encrypted):
-    """It is counted as broken, and the listener goes on."""
+    """The client counts as broken, and the listener goes on."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     tls = presenting(certificate) if is_encrypted else None
     trust = trusting(certificate) if is_encrypted else None
@@ -58,7 +58,7 @@ async def test_client_that_cannot_be_watched_is_closed_and_others_are_served(bro
 
 
 async def test_defect_that_a_client_meets_ends_its_connection_only(broker):
-    """It is counted, and the listener serves the next client."""
+    """The connection is counted, and the listener serves the next client."""
     faults = [RuntimeError("a defect")]
 
     def connect(*arguments):
@@ -87,7 +87,7 @@ async def test_watching_ends_quietly_with_the_gateway(broker):
 
 
 async def test_client_that_went_before_it_was_served_is_counted(broker):
-    """Its socket takes no options any more, and the server waits for no handshake on it."""
+    """The socket of such a client takes no options any more, and no handshake on it is waited for."""
     server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port))
     await server.start()
     with socket.socket() as gone:

@@ -86,7 +86,7 @@ async def following(broker, archive):
 
 
 async def test_reader_that_goes_on_is_answered_without_the_broker(broker, archive):
-    """It begins when the broker calls an offset out of range. Each answer is prepared before its request."""
+    """Answers are prepared before their requests, once the broker has called an offset out of range."""
     async with following(broker, archive) as (server, client, ahead, broker_side):
         broker_side.write(fetched(ahead, OUT_OF_RANGE))
         for number in range(2, 6):
@@ -127,7 +127,7 @@ async def test_first_answer_of_a_client_is_not_gone_on_from(broker, archive):
     ids=["offset", "limit", "isolation", "version", "partition"],
 )
 async def test_request_that_asks_anything_else_goes_to_the_broker(broker, archive, other):
-    """What was made ready for another one is released, and nothing is asked ahead again at once."""
+    """The prepared answer for another request is released, and nothing is asked ahead at once."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         broker_side.write(fetched(ahead, OUT_OF_RANGE))
         await until(lambda: len(archive.questions) == 3)
@@ -152,7 +152,7 @@ async def test_archive_is_not_asked_for_a_client_that_has_gone(broker, archive):
 
 
 async def test_nothing_is_asked_ahead_behind_what_is_under_way(broker, archive):
-    """It would only come later than the client's own request."""
+    """A prepared answer would come later than the client's own request."""
     async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
         await answered(broker, client, 0)
         client.send(fetch_at(STEP))
@@ -209,7 +209,7 @@ def authentication(api_key):
 
 
 async def test_held_back_request_does_not_keep_the_loop_busy(archive):
-    """It comes again when there is something to tell, and not before."""
+    """A held-back request comes again when there is something to tell, and not before."""
     ahead = FetchAhead(
         asyncio.get_running_loop(),
         archive,
@@ -258,7 +258,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
 
 
 async def test_request_that_comes_before_the_brokers_answer_waits_for_it(broker, archive):
-    """It goes nowhere itself, and what the client sends behind it waits with it."""
+    """The request goes nowhere itself, and what the client sends behind it waits with it."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         correlation_id = client.send(fetch_at(2 * STEP))
         client.writer.write(plain_request(9))
@@ -276,7 +276,7 @@ async def test_request_that_comes_before_the_brokers_answer_waits_for_it(broker,
 
 @pytest.mark.parametrize("size", [10, 3 * MIB])
 async def test_records_that_the_broker_has_itself_are_asked_for_by_the_client(broker, archive, size):
-    """What it sends to the request ahead is dropped, however large, also when the client waits for it."""
+    """The broker's answer to the request ahead is dropped, however large, even if the client waits for it."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         client.send(fetch_at(2 * STEP))
         broker_side.write(fetched(ahead, {"old": {0: {"records": bytes(size)}}}))
@@ -302,7 +302,7 @@ async def test_client_that_may_not_read_any_more_is_told_so(broker, archive):
 
 
 async def test_archive_that_cannot_say_ahead_is_asked_again_by_the_client(broker, archive):
-    """The client is told nothing of an attempt that it did not make."""
+    """The client does not hear of an attempt that it did not make."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         archive.failure = StorageUnavailable("away")
         broker_side.write(fetched(ahead, OUT_OF_RANGE))
@@ -329,7 +329,7 @@ async def test_answers_keep_their_order_around_what_was_asked_ahead(broker, arch
 
 
 async def test_connection_that_ends_gives_back_what_was_ready(broker, archive):
-    """Also when its client has just asked for it, and other answers come first."""
+    """A prepared answer is released with its connection, even if the client has just asked for it."""
     async with following(broker, archive) as (server, client, ahead, broker_side):
         client.writer.write(plain_request(9))
         await broker.next()
@@ -356,7 +356,7 @@ async def test_gateway_that_ends_does_not_wait_for_what_is_asked_ahead(broker, a
 @virtually
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_unused_answer_is_released_after_a_second(archive, is_late):
-    """What the broker said of a client's rights is not used when it is older."""
+    """The broker's word on a client's rights is not used when it is older."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * (1.1 if is_late else 0.9))
     assert archive.released == is_late
@@ -382,7 +382,7 @@ async def test_broker_is_asked_again_when_its_word_is_half_a_second_old(archive,
 
 @virtually
 async def test_word_of_the_broker_that_is_too_old_prepares_nothing(archive):
-    """Its client has taken long over its last answer."""
+    """The broker's word is too old once a client has taken long over its last answer."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * 0.9)
     found = ahead.claim(AT_STEP, HEAD)
@@ -427,7 +427,7 @@ async def test_brokers_word_is_for_one_leader_epoch_and_version(archive, epoch, 
 
 @virtually
 async def test_word_of_the_broker_is_for_every_partition_or_none(archive):
-    """Where it has one of them, or says something else of it, the client asks itself."""
+    """A prepared Fetch needs the broker's word for every partition. Else the client asks itself."""
     ahead = FetchAhead(asyncio.get_running_loop(), archive, **WORKS)
     pending, sent = answered_at(0, partitions=(0, 1))
     ahead.expect(pending, sent)
@@ -442,7 +442,7 @@ async def test_word_of_the_broker_is_for_every_partition_or_none(archive):
 
 @virtually
 async def test_other_word_of_the_broker_ends_what_it_said_before(archive):
-    """What was prepared by that goes, and nothing more is."""
+    """The answers prepared by the earlier word go, and nothing more is prepared."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * 0.6)
     found = ahead.claim(AT_STEP, HEAD)
@@ -463,7 +463,7 @@ async def test_other_word_of_the_broker_ends_what_it_said_before(archive):
 
 @virtually
 async def test_answer_prepared_for_a_client_that_has_gone_is_released(archive):
-    """Its client has gone on elsewhere while the archive was read."""
+    """The client has gone on elsewhere while the archive was read."""
     archive.may_answer.clear()
     ahead = prepared_for(archive)
     await archive.is_asked.wait()
@@ -477,7 +477,7 @@ async def test_answer_prepared_for_a_client_that_has_gone_is_released(archive):
 
 @virtually
 async def test_word_of_the_broker_counts_from_when_it_was_asked(archive):
-    """It may lie in a socket that is not read while a slow client takes its answer."""
+    """The broker's answer may lie in a socket that is not read while a slow client takes its own answer."""
     ahead = FetchAhead(asyncio.get_running_loop(), archive, **WORKS)
     pending, sent = answered_at(0)
     ahead.expect(pending, sent)
@@ -539,7 +539,11 @@ async def test_fetch_that_waits_is_let_go_when_another_is_answered(archive):
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_fetch_is_let_go_when_the_archive_takes_longer_than_the_word_holds(archive, new_loop):
-    """On the loop of the daemon, too, where a timer that is late comes before what is ready."""
+    """
+    A Fetch is let go when the broker's word has run out, also on the daemon's own event loop.
+
+    A late timer comes before what is ready there.
+    """
 
     async def scenario():
         let_go = asyncio.Event()
@@ -568,7 +572,7 @@ async def test_answer_ahead_keeps_to_the_limit_of_every_answer(archive):
 
 @virtually
 async def test_archive_that_does_not_say_how_it_goes_on_is_asked_by_the_client(archive):
-    """Such as where the next records are in memory: they are given back."""
+    """The records are released if the archive does not say where the next ones are."""
     archive.step = None
     prepared_for(archive)
     await asyncio.sleep(0.01)

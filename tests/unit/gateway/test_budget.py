@@ -171,7 +171,7 @@ async def test_spent_budget_lets_small_fetches_be_parsed(broker):
     ids=["ListOffsets", "OffsetForLeaderEpoch", "ApiVersions"],
 )
 async def test_spent_budget_lets_small_answers_be_parsed(broker, message, found):
-    """In two parts they are still held, and are not the broker's own in the end."""
+    """A small answer in two parts is held even with a spent budget, and reaches the client changed."""
     request, response = message
     async with (
         running(broker, KnowingArchive(), buffered_bytes=0) as server,
@@ -224,7 +224,7 @@ async def test_sizes_that_cannot_be_held_pass(broker, settings):
 
 
 async def test_fetch_answer_that_outgrows_the_budget_is_walked_over(broker):
-    """It was held from its beginning; then it passes, and what is archived becomes "nothing new"."""
+    """The answer is held at first, and then passes. Its archived partitions have nothing new then."""
     records = bytes(range(256)) * 2400
     topics = {"new": {0: {"records": records}}} | OUT_OF_RANGE
     async with (
@@ -292,7 +292,7 @@ async def test_beginning_of_a_field_counts_while_it_is_kept(broker):
 
 
 async def test_request_counts_while_the_broker_is_connected_to(broker, tmp_path):
-    """This broker takes connections, and never says a word of TLS."""
+    """The broker of this test takes connections, and never says a word of TLS."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     async with (
         running(broker, broker_tls=trusting(certificate)) as server,
@@ -304,7 +304,7 @@ async def test_request_counts_while_the_broker_is_connected_to(broker, tmp_path)
 
 
 async def test_answer_counts_while_the_archive_is_asked(broker):
-    """It is kept until it is known what takes its place."""
+    """The answer is kept until it is known what takes its place."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:
@@ -321,7 +321,7 @@ async def test_answer_counts_while_the_archive_is_asked(broker):
 
 
 async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
-    """When they are sent at once, nothing else comes that would wake it."""
+    """A client goes on after the gateway's own answers have stopped it, without anything else to wake it."""
     question = struct.pack(">ihhi", 30, InspectedApi.API_VERSIONS, 99, 3) + bytes(22)
     async with running(broker) as server, connected(server.port) as client:
         client.writer.write(question * (3 * MAX_REQUESTS))
@@ -336,7 +336,7 @@ async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
 
 
 async def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
-    """A send that fails closes it while messages are taken and answers are told off."""
+    """A failed send closes the connection while messages are taken and answers are sent."""
     budget = MemoryBudget(MIB)
     pending = PendingRequests(budget)
     frame = bytes(request_frame(fetch()))

@@ -74,7 +74,7 @@ async def test_many_partitions_that_are_read_on_cost_the_broker_a_few_questions_
 
 @virtually
 async def test_clients_that_come_while_the_broker_is_asked_share_its_answer(tmp_path):
-    """It was asked late enough for them."""
+    """The broker was asked late enough for these clients."""
     asked = Asked(tmp_path, 1)
     first = asyncio.create_task(asked.of(0))
     await asyncio.sleep(SLOW_SECONDS / 2)
@@ -124,7 +124,7 @@ async def test_old_bounds_are_not_used_after_a_defect(tmp_path):
 
 @virtually
 async def test_broker_that_is_away_and_back_is_asked_again(tmp_path):
-    """Its absence is told for as long as any answer, and no longer."""
+    """A broker's absence counts for as long as any answer of it, and no longer."""
     asked = Asked(tmp_path, 1)
     asked.broker.fail_next("replicas", BrokerUnavailable("it restarts"))
     with pytest.raises(StorageUnavailable, match="it restarts"):

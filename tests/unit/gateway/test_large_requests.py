@@ -38,7 +38,7 @@ def offsets_response(count):
 
 
 async def test_large_answer_does_not_stop_the_loop(broker):
-    """Others have their turns while it is decoded, changed and encoded."""
+    """Other clients have their turns while the answer is decoded, changed and encoded."""
     count = 40_000
     async with running(broker, BeginningArchive()) as server, connected(server.port) as client:
         client.writer.write(offsets_request(count))
@@ -76,7 +76,7 @@ async def test_request_beyond_the_limit_of_its_kind_ends_its_connection(broker, 
 
 
 async def test_fetch_that_names_too_many_partitions_is_not_read(broker):
-    """Where the archive would have to look at each of them."""
+    """A Fetch with too many partitions is not read if the archive has to look at each of them."""
     async with running(broker, TopicArchive()) as server, connected(server.port) as client:
         client.writer.write(fetch_of(60_000))
         head, _, answers = await broker.next()

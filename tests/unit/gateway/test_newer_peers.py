@@ -75,7 +75,7 @@ async def test_unknown_tagged_fields_do_not_hinder_the_archive(broker, is_reques
 
 
 async def test_unknown_error_code_reaches_the_client(broker):
-    """Beside a partition that the archive answers for."""
+    """An unknown error code passes beside a partition that the archive answers for."""
     response = offsets_response(partitions=2)
     second = encoded(response.topics[0].partitions[1])
     failed = second[:4] + struct.pack(">h", FUTURE_CODE) + second[6:]

@@ -61,7 +61,7 @@ async def answered(broker, client, number):
 )
 @pytest.mark.parametrize("step", [1, 1000])
 async def test_client_is_known_by_the_address_that_its_balancer_tells(broker, header, host, step):
-    """However the header arrives, the request behind it is served, and the log names the client."""
+    """The log names the client's own address, however the header arrives, and the request is served."""
     async with running(broker, proxy_protocol=True) as server, connected(server.port) as client:
         client.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for at in range(0, len(header), step):
@@ -90,7 +90,7 @@ async def test_limits_are_for_the_clients_address(broker):
 
 
 async def test_header_comes_before_tls(broker, tmp_path):
-    """It is in clear, and not one byte of the handshake is taken with it."""
+    """The header is in clear, and not one byte of the handshake is taken with it."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     settings = {"proxy_protocol": True, "client_tls": presenting(certificate)}
     async with running(broker, **settings) as server, connected(server.port) as client:
@@ -127,7 +127,7 @@ async def test_header_has_a_deadline(broker, begun):
 
 
 async def test_connections_before_their_header_are_counted(broker):
-    """They cannot take more places than there are."""
+    """Connections before their header cannot take more places than there are."""
     async with (
         running(broker, proxy_protocol=True, max_connections=1) as server,
         connected(server.port) as silent,
@@ -142,7 +142,7 @@ async def test_connections_before_their_header_are_counted(broker):
 
 @pytest.mark.parametrize("settings", [{}, {"max_request_bytes": 1 << 30}], ids=["default", "large requests"])
 async def test_header_is_refused_where_none_is_expected(broker, settings):
-    """It looks like a request of 209 MiB. No byte of it reaches the broker, however large requests may be."""
+    """The header looks like a request of 209 MiB. No byte of it reaches the broker, whatever the limit."""
     with listening() as lines:
         async with running(broker, **settings) as server, connected(server.port) as client:
             client.writer.write(IPV4 + plain_request(1))

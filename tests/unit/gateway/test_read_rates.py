@@ -33,7 +33,7 @@ def test_without_a_limit_no_client_is_delayed():
     ],
 )
 def test_client_waits_until_its_bytes_are_earned(spent, waits):
-    """It may be a second ahead, and never waits for long."""
+    """A client may be a second ahead of its rate, and never waits for long."""
     rates = ReadRates(client_bytes_per_second=100)
     assert [rates.spend("a", size, now=now) for now, size in spent] == waits
 
@@ -52,7 +52,7 @@ def test_limit_for_each_leaves_the_others_alone():
     spent=st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**5)), max_size=30),
 )
 def test_client_that_waits_gets_no_more_than_its_rate(rate, spent):
-    """Over its whole time, besides a second's worth and its last answer."""
+    """A client gets at most its rate over its whole time, besides a second's worth and its last answer."""
     rates, now, total = ReadRates(client_bytes_per_second=rate), 0.0, 0
     for pause, wanted_bytes in spent:
         size_bytes = min(wanted_bytes, int(rates.answer_bytes(now=now)))
@@ -106,7 +106,7 @@ def test_debt_of_clients_that_have_gone_is_forgotten():
 
 
 def test_clients_that_have_earned_everything_are_forgotten():
-    """However many there were."""
+    """Few clients are kept, however many there were."""
     rates = ReadRates(client_bytes_per_second=100)
     for number in range(5000):
         rates.spend(f"host-{number}", 10, now=float(number))
@@ -114,7 +114,7 @@ def test_clients_that_have_earned_everything_are_forgotten():
 
 
 async def test_client_that_was_sent_too_much_is_not_read_from(broker):
-    """Its connection stays, and those of others go on; it is served when its time has come."""
+    """The client's connection stays and is served when its time has come. Those of others go on."""
     archive = TopicArchive()
     async with (
         running(broker, archive, archive_bytes_per_second=60) as server,

@@ -74,7 +74,7 @@ async def login(broker, client, mechanism, tokens, errors):
 
 @pytest.mark.parametrize(("archive", "source"), [(TopicArchive, "cache"), (StoredArchive, "store")])
 async def test_fetches_are_counted_by_source_and_reader(broker, registry, counts, archive, source):
-    """With their bytes and seconds; the broker's own responses too."""
+    """Fetches are counted with bytes and seconds, also those that the broker answers."""
     async with running(broker, archive(), counts) as server, connected(server.port) as client:
         archived = len(await ask(broker, client))
         own = len(await ask(broker, client, {"x": {0: {}}}))
@@ -101,7 +101,11 @@ async def test_fetches_are_counted_by_source_and_reader(broker, registry, counts
 async def test_user_is_seen_in_a_login_that_the_broker_accepts(
     broker, registry, counts, *, mechanism, tokens, errors, principal
 ):
-    """In no other: a client could spend another one's budget. No token is logged."""
+    """
+    A user is seen only in a login that the broker accepts: a client could spend another user's budget.
+
+    No token is logged.
+    """
     with capture_logs() as lines:
         async with running(broker, TopicArchive(), counts) as server, connected(server.port) as client:
             await login(broker, client, mechanism, tokens, errors)
@@ -144,7 +148,11 @@ def test_name_of_a_reader_is_one_line_of_what_can_be_printed():
 
 
 async def test_reader_past_its_budget_is_told_to_wait_and_is_not_read(broker, registry, counts):
-    """As by a broker: the answer comes with the time, and no error. Its connections share the budget."""
+    """
+    The answer past the budget has a time to wait and no error, as a broker's does.
+
+    All connections of a reader share the budget.
+    """
     settings = {"principal_bytes_per_second": 100}
     async with (
         running(broker, TopicArchive(), counts, **settings) as server,

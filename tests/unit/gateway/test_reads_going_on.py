@@ -33,7 +33,7 @@ async def test_records_that_are_deleted_during_a_read_are_not_served(tmp_path, s
 
 @virtually
 async def test_topic_that_is_created_again_during_a_read_gets_nothing_of_the_old_one(tmp_path, store, daemon):
-    """It is read by its name, and its client waits for the old topic's records."""
+    """The topic is read by its name, and its client waits for the old topic's records."""
     async with serving(tmp_path, store, daemon) as behind:
         store.latency_seconds = SLOW_SECONDS
         assert await behind.fetch_once(0, wait_seconds=0.5) == EMPTY

@@ -147,7 +147,7 @@ async def serving(tmp_path, store, daemon):
 
 @virtually
 async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
-    """With what their archivers know, and the bounds of the broker's own log."""
+    """A partition is found with its archiver's manifest and the bounds of the broker's own log."""
     async with serving(tmp_path, store, daemon) as behind:
         for topic in ("orders", IDENTITY):
             found = await behind.partitions.find(topic, 2)
@@ -198,7 +198,7 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
 
 
 async def told(behind, broker_offset, number=0):
-    """Return what is told of a log start at once, and when it has been looked up."""
+    """Return the known log start at once, and after the look-up."""
     at_once = behind.answers.log_start("orders", number, broker_offset)
     await asyncio.sleep(0.1)
     return at_once, behind.answers.log_start("orders", number, broker_offset)
@@ -224,7 +224,11 @@ async def test_log_start_is_the_archives_from_the_first_answer_on(tmp_path, stor
 
 @virtually
 async def test_log_start_of_a_followed_partition_is_looked_up_once(tmp_path, store, writers):
-    """It is unknown until then. Many callers cause one request, and a later one when the answer is old."""
+    """
+    The start is unknown until the look-up ends.
+
+    Many callers cause one request, and a later one when it is old.
+    """
     writer = writers[0]
     await archived(writer, archive_in(store))
     daemon = Daemon(tmp_path, store, writers)
@@ -274,7 +278,11 @@ async def test_log_start_is_unknown_while_the_store_is_away(tmp_path, store, wri
 
 @virtually
 async def test_log_without_an_archive_begins_where_the_broker_says(tmp_path, store, daemon):
-    """For as long as it begins there: what the broker lets go of later may be archived by then."""
+    """
+    The log of an unarchived topic begins where the broker says, as long as it begins there.
+
+    Records that the broker deletes later may be archived by then.
+    """
     writer = daemon.writers[0]
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
     async with serving(tmp_path, store, daemon) as behind:
@@ -338,7 +346,7 @@ async def test_archive_that_hangs_is_an_error_of_its_own(tmp_path, store, daemon
 
 @virtually
 async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writers):
-    """From reads, times and the log's start, in a segment and at its end."""
+    """Deleted records are hidden from reads, times and the log's start, in a segment and at its end."""
     writer = writers[0]
     for _ in range(3):
         writer.closed_segment()
@@ -367,7 +375,11 @@ async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writ
 
 @virtually
 async def test_what_a_client_has_deleted_stays_deleted_after_a_restart(tmp_path, store, writers):
-    """At a segment's base too: the bucket has it before the client is answered, and the archiver goes on."""
+    """
+    The bucket has a deletion before the client is answered, and the archiver goes on from there.
+
+    This holds at a segment's base too.
+    """
     writer = writers[0]
     for _ in range(3):
         writer.closed_segment()
@@ -451,7 +463,7 @@ async def test_deletion_of_a_partition_never_led_names_no_later_leader_either(tm
 
 @virtually
 async def test_deletion_without_a_known_epoch_is_not_recorded(tmp_path, store, writers):
-    """The client is told to try again, and the next request has one."""
+    """The client has to try again, and its next request has a known epoch."""
     writer = writers[0]
     writer.closed_segment()
     await archived(writer, archive_in(store))
@@ -511,7 +523,7 @@ async def test_before_the_first_round_no_client_is_told_that_there_is_no_archive
     "properties", [{"redpanda.remote.write": "false", "redpanda.remote.read": "true"}, "paused"]
 )
 async def test_topic_that_is_not_archived_any_more_is_still_read(tmp_path, store, writers, properties):
-    """What the archive has of it is a part of its log, whether it is paused or its writing is off."""
+    """The archived part of a paused or no longer written topic is still a part of its log."""
     for writer in writers:
         await archived(writer, archive_in(store))
     daemon = Daemon(tmp_path, store, writers)
@@ -533,7 +545,7 @@ async def test_topic_that_is_not_archived_any_more_is_still_read(tmp_path, store
 
 @virtually
 async def test_topic_without_remote_read_has_no_answer(tmp_path, store, daemon):
-    """It is archived all the same."""
+    """The topic is archived all the same."""
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "true", "redpanda.remote.read": "false"}
     async with serving(tmp_path, store, daemon) as behind:
         assert daemon.archived()
@@ -544,7 +556,7 @@ async def test_topic_without_remote_read_has_no_answer(tmp_path, store, daemon):
 
 @virtually
 async def test_topic_that_was_never_archived_has_no_answer(tmp_path, store, daemon):
-    """Without a manifest the broker's own answer is the right one."""
+    """The broker's own answer is right for a topic without a manifest."""
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
     async with serving(tmp_path, store, daemon) as behind:
         assert await behind.partitions.find("orders", 0) is None
@@ -553,7 +565,7 @@ async def test_topic_that_was_never_archived_has_no_answer(tmp_path, store, daem
 
 @virtually
 async def test_new_leader_answers_by_what_the_last_one_did(tmp_path, store, writers):
-    """Its own round has not told it yet that it leads; the bucket is asked again within a second."""
+    """A new leader asks the bucket within a second, before its own round has told it that it leads."""
     await archived(writers[0], archive_in(store))
     daemon = Daemon(tmp_path, store, writers)
     daemon.broker.followed = {one.name: 0 for one in writers}
@@ -621,7 +633,7 @@ async def test_partitions_of_one_fetch_share_its_limit(tmp_path, store, daemon):
 
 @virtually
 async def test_where_an_answer_goes_on_is_told_only_below_the_local_log(tmp_path, store, writers):
-    """What the broker has itself, or may have, is not asked for ahead."""
+    """Records that the broker has itself, or may have, are not asked for ahead."""
     daemon = Daemon(tmp_path, store, writers)
     writer = writers[0]
     for _ in range(3):
@@ -672,7 +684,7 @@ async def test_batch_that_ends_past_the_end_of_the_brokers_log_is_not_served(tmp
 
 @virtually
 async def test_bounds_of_an_answer_are_those_that_the_broker_tells(tmp_path, store, daemon):
-    """Also for a topic that no round reads any more. The broker is asked once a second."""
+    """The broker is asked for bounds once a second, even for a topic that no round reads any more."""
     async with serving(tmp_path, store, daemon) as behind:
         writer = daemon.writers[0]
         for _ in range(3):
@@ -709,7 +721,7 @@ async def test_topic_that_was_created_again_gets_no_records_of_the_old_one(tmp_p
 
 @virtually
 async def test_partition_that_is_late_keeps_no_other_waiting(tmp_path, store, daemon):
-    """It has no records in this answer and no error; the next Fetch waits for it."""
+    """The late partition has no records in this answer and no error, and the next Fetch waits for it."""
     async with serving(tmp_path, store, daemon) as behind:
         await behind.fetch_once(0)
         store.latency_seconds = 2
@@ -758,7 +770,7 @@ async def test_read_that_takes_longer_than_the_client_waits_goes_on(tmp_path, st
 
 @virtually
 async def test_read_that_no_fetch_takes_over_ends(tmp_path, store, daemon):
-    """It gives back what it holds; nothing of it is left when the gateway closes."""
+    """Such a read gives back what it holds, and leaves nothing when the gateway closes."""
     async with serving(tmp_path, store, daemon) as behind:
         store.latency_seconds = 2
         assert await behind.fetch_once(0, wait_seconds=0.5) == {0: []}
@@ -786,7 +798,7 @@ async def test_late_partitions_come_where_nothing_is_cached(tmp_path, store, dae
 
 @virtually
 async def test_one_partition_that_cannot_be_read_spoils_no_other(tmp_path, store, daemon):
-    """Its error is its own, and a client goes on with the others."""
+    """The error is that partition's own, and a client goes on with the others."""
     async with serving(tmp_path, store, daemon) as behind:
         broken = (await behind.partitions.find("orders", 1)).manifest
         key = data_key(broken.partition, broken.segments[0])
@@ -796,7 +808,7 @@ async def test_one_partition_that_cannot_be_read_spoils_no_other(tmp_path, store
 
 @virtually
 async def test_partition_that_hangs_holds_the_others_up_for_a_while_only(tmp_path, store, daemon):
-    """It is late again and again; they get their records every time."""
+    """The others get their records every time, although one partition is late again and again."""
     async with serving(tmp_path, store, daemon) as behind:
         await behind.fetch_once(0)
         store.latency_seconds = 1000
@@ -884,7 +896,7 @@ async def test_log_directory_is_not_shown_where_it_is_not_wanted(tmp_path, store
 
 @virtually
 async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
-    """Its records come under the first epoch, its times are found, and its epochs say nothing."""
+    """Old records come under the first epoch, and their times are found. Their epochs are not served."""
     old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
     old.identified = replace(old.identified, cluster="old")
     old.begin_epoch(37)
@@ -928,7 +940,7 @@ async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
 
 @virtually
 async def test_old_archive_that_is_away_costs_the_new_one_nothing(tmp_path, store):
-    """It is asked only for what lies before the new archive."""
+    """The old archive is asked only for what lies before the new one."""
     new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
     new.closed_segment()
     daemon = Daemon(tmp_path / "new", store, [new])

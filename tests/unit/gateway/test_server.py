@@ -39,7 +39,7 @@ from tieringd.gateway.server import GatewayServer
 
 
 async def test_requests_and_answers_pass_byte_for_byte(broker):
-    """Of any size, and in parts of any size."""
+    """Requests and answers of any size pass unchanged, in parts of any size."""
     async with running(broker) as server, connected(server.port) as client:
         for number, size in enumerate([12, 50, 70_000, 3 * MIB]):
             client.writer.write(plain_request(number, size=size)[:9])
@@ -130,7 +130,7 @@ async def test_refused_write_without_acknowledgement_closes_the_connection(broke
 
 
 async def test_version_question_that_is_too_new_is_answered_here(broker):
-    """As a broker would: with the versions that the client may ask it in."""
+    """The answer has the versions that the client may ask in, as a broker's does."""
     async with running(broker) as server, connected(server.port) as client:
         client.writer.write(struct.pack(">ihhi", 30, 18, 99, 3) + bytes(22))
         answer = read_response(await client.frame(), 18, 0)
@@ -154,7 +154,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 async def test_bad_client_costs_only_its_own_connection(broker, name):
-    """It is closed, the broker hears nothing of it, and others are served on."""
+    """The bad client's connection is closed, the broker hears nothing of it, and others are served on."""
     async with running(broker) as server, connected(server.port) as good, connected(server.port) as bad:
         bad.writer.write(BAD[name])
         assert await closed(bad) == b""
@@ -234,7 +234,11 @@ async def test_what_the_broker_said_last_still_arrives(broker):
 
 
 async def test_archived_partition_replaces_an_answer_that_comes_in_parts(broker):
-    """However the broker's bytes arrive, and with another answer right behind them."""
+    """
+    The archived partition replaces the answer, however the broker's bytes arrive.
+
+    Another answer follows right behind.
+    """
     archive = TopicArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         client.send(fetch())
@@ -264,7 +268,7 @@ async def test_partition_that_is_not_archived_stays_out_of_range(broker):
 
 
 async def test_answers_wait_for_the_archive_and_keep_their_order(broker):
-    """What the broker says meanwhile comes after it; the client may even ask more."""
+    """Later answers of the broker come after it, and the client may even ask more."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:
@@ -284,7 +288,7 @@ async def test_answers_wait_for_the_archive_and_keep_their_order(broker):
 
 
 async def test_client_that_goes_while_the_archive_reads_ends_the_reading(broker):
-    """Its answer would have no receiver."""
+    """The answer for such a client would have no receiver."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server:
@@ -314,7 +318,7 @@ async def test_archive_that_is_late_is_waited_for_as_long_as_the_client_says(bro
 
 
 async def test_archive_is_waited_for_some_seconds_at_most(broker):
-    """Whatever the client says."""
+    """The wait has a bound, whatever the client asks for."""
     archive = TopicArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         client.send(fetch(max_wait=milliseconds(500_000)))
@@ -325,7 +329,7 @@ async def test_archive_is_waited_for_some_seconds_at_most(broker):
 
 
 async def test_records_of_the_broker_do_not_wait_for_the_archive(broker):
-    """They go out at once, and so does what the client has sent behind its Fetch."""
+    """The broker's records go out at once, and so does what the client sent behind its Fetch."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:
@@ -386,7 +390,7 @@ async def test_archived_partition_early_in_a_large_answer_comes_with_it(broker):
 
 
 async def test_what_is_held_is_given_back_when_the_connection_ends(broker):
-    """In the end the gateway holds nothing, though a request and an answer never became whole."""
+    """The gateway holds nothing in the end, even if a request and an answer never became whole."""
     async with running(broker) as server, connected(server.port) as client:
         request = request_frame(fetch(), correlation_id=1)
         client.writer.write(bytes(request) + bytes(request)[:-1])
@@ -402,7 +406,7 @@ async def test_what_is_held_is_given_back_when_the_connection_ends(broker):
 
 @pytest.mark.parametrize("version", [4, 7, 11, 12])
 async def test_large_answers_pass_unchanged(broker, version):
-    """Through the kernel or not, several partitions with large records arrive as they were sent."""
+    """Several partitions with large records arrive as they were sent, through the kernel or not."""
     async with running(broker, TopicArchive()) as server, connected(server.port) as client:
         topics = {
             "a": {n: {"records": bytes([n]) * (900_000 + n)} for n in range(4)},
@@ -417,7 +421,7 @@ async def test_large_answers_pass_unchanged(broker, version):
 
 
 async def test_slow_client_holds_back_the_broker(broker):
-    """What the gateway keeps for it is bounded, however much the broker has to say."""
+    """The memory for a slow client is bounded, however much the broker has to say."""
     async with running(broker) as server:
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -455,7 +459,7 @@ async def test_slow_broker_holds_back_the_client(broker):
 
 
 async def test_gateway_without_budget_still_serves(broker):
-    """It reads in small steps, and holds nothing that can pass."""
+    """A gateway without a budget reads in small steps, and holds nothing that can pass."""
     async with running(broker, TopicArchive(), buffered_bytes=0) as server, connected(server.port) as client:
         client.send(fetch(("new",)))
         head, _, answers = await broker.next()
@@ -504,7 +508,7 @@ async def test_tls_on_both_sides(tmp_path):
 
 
 async def test_last_record_of_a_burst_is_not_left_in_the_cipher(tmp_path, broker):
-    """What has left the socket but did not fit is dealt with, though the socket is not readable for it."""
+    """Bytes left in the cipher are handled, though the socket is not readable for them."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     async with (
         # Without a budget it reads 16 KiB at once, less than the two records below.

@@ -28,7 +28,7 @@ async def served(broker, client, number=1):
 
 
 async def test_client_that_sends_nothing_is_closed(broker):
-    """It takes a place that others need."""
+    """A silent client takes a place that others need."""
     async with running(broker, **SOON) as server, connected(server.port) as client:
         assert await closed(client) == b""
         assert server.counters.slow_connections == 1
@@ -47,7 +47,7 @@ async def test_client_that_does_not_finish_to_authenticate_is_closed(broker):
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_client_that_sends_a_byte_at_a_time_is_closed(broker, is_first):
-    """Its request would never end; each byte moves something, so it is never idle."""
+    """The client's request would never end, and each byte keeps it from being idle."""
     async with running(broker, **SOON) as server, connected(server.port) as client:
         if not is_first:
             await served(broker, client)
@@ -62,7 +62,7 @@ async def test_client_that_sends_a_byte_at_a_time_is_closed(broker, is_first):
 
 
 async def test_client_that_takes_no_response_is_closed(broker):
-    """What is kept for it is given back."""
+    """The memory for the client is given back."""
     async with running(broker, **SOON) as server, connected(server.port) as client:
         client.writer.write(plain_request(1))
         head, _, answers = await broker.next()
@@ -91,7 +91,7 @@ async def test_client_that_waits_for_the_broker_is_not_slow(broker):
 
 
 async def test_one_host_does_not_take_all_places(broker):
-    """Half of them by default; a host that is closed gives its places back."""
+    """A host has half of the places by default, and gives them back when its connections close."""
     async with running(broker, max_connections=6) as server, AsyncExitStack() as stack:
         for _ in range(2):
             async with AsyncExitStack() as inner:

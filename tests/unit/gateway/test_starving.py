@@ -45,7 +45,7 @@ async def test_archived_partition_gets_its_turn_beside_large_batches(broker, ord
 
 
 async def test_hidden_partition_has_nothing_new_where_the_archive_has_nothing_either(broker):
-    """The client is told of no error that it did not cause."""
+    """The client gets no error that it did not cause."""
     archive = TopicArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         for number in range(3):
@@ -62,7 +62,7 @@ async def test_hidden_partition_has_nothing_new_where_the_archive_has_nothing_ei
 
 
 async def test_bound_of_what_is_held_is_a_setting(broker):
-    """With a larger one the archived partition is answered at once."""
+    """The archived partition is answered at once with a larger bound."""
     archive = TopicArchive()
     async with running(broker, archive, max_held_bytes=8 * MIB) as server, connected(server.port) as client:
         for _ in range(2):

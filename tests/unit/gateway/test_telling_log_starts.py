@@ -72,7 +72,11 @@ def fetched_from(version, starts, **values):
 @pytest.mark.parametrize("size", [0, 40_000, 400_000])
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 async def test_fetch_tells_where_the_whole_log_begins(broker, version, size):
-    """Whether the answer is held or passes in parts: eight bytes are others, and the rest is the same."""
+    """
+    Eight bytes of the answer change and the rest stays the same.
+
+    The answer is held, or passes in parts.
+    """
     async with running(broker, BegunArchive()) as server, connected(server.port) as client:
         client.send(fetch_request(version, {names(version, 13)[0]: {0: {}, 5: {}}}, max_bytes=9 * MIB))
         head, _, answers = await broker.next()
@@ -110,7 +114,7 @@ async def test_log_start_that_is_not_known_is_told_as_unknown(broker):
 
 
 async def test_replica_hears_of_the_brokers_own_log(broker):
-    """It copies that log, and begins where that begins."""
+    """A replica copies the broker's own log, and begins where that log begins."""
     async with running(broker, BegunArchive()) as server, connected(server.port) as client:
         client.send(fetch_request(12, {"tiered": {0: {}}}, replica_id=3))
         head, _, answers = await broker.next()
@@ -158,7 +162,7 @@ async def test_produce_tells_where_the_whole_log_begins(broker, version):
 
 
 async def test_producer_that_the_broker_forgot_hears_of_the_brokers_own_log(broker):
-    """It learns from that whether the broker has let go of what it wrote last, and begins anew then."""
+    """The producer learns from it whether the broker has deleted what it wrote last, and then begins anew."""
     async with running(broker, BegunArchive()) as server, connected(server.port) as client:
         client.send(produce(9, acks=1))
         head, _, answers = await broker.next()
@@ -205,7 +209,7 @@ def deleted(version, **topics):
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS[InspectedApi.DELETE_RECORDS])
 async def test_deletion_is_told_to_the_archive_and_its_start_to_the_client(broker, version):
-    """What the broker has refused, and what the archive cannot have, is no deletion."""
+    """A deletion that the broker refuses, or that the archive cannot have, is none."""
     archive = BegunArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         request = deletion(version, tiered=30, plain=10, new=20)
@@ -231,7 +235,7 @@ async def test_deletion_of_everything_ends_where_the_broker_says(broker):
 
 
 async def test_trim_of_a_daemon_is_no_deletion(broker):
-    """It is recognised by what a daemon calls itself, and gets the broker's own answer."""
+    """A daemon is recognised by its client id, and gets the broker's own answer."""
     archive = BegunArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         frame = response_frame(deleted(2, tiered=50), correlation_id=1)
@@ -318,7 +322,7 @@ def listed(version, offsets):
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS[InspectedApi.LIST_OFFSETS])
 async def test_earliest_is_told_by_partition(broker, version):
-    """What the archive cannot say of one partition spoils no other, and never what is certain."""
+    """An unknown start of one partition spoils no other, and never a certain one."""
     archive = BegunArchive()
     archive.listed = {("tiered", 0): ListedOffset(40), ("new", 0): FAULT}
     async with running(broker, archive) as server, connected(server.port) as client:
@@ -347,7 +351,7 @@ async def test_offset_0_is_certain_without_an_archive(broker, timestamp):
 
 @pytest.mark.parametrize("timestamp", [-2, 1_700_000_000_000])
 async def test_daemon_is_told_where_the_brokers_own_log_begins(broker, timestamp):
-    """Its bootstrap address may lead to a gateway; its bounds of a log are those of the broker."""
+    """A daemon's bootstrap address may lead to a gateway, and it needs the bounds of the broker's log."""
     archive = BegunArchive()
     archive.listed = {("tiered", 0): ListedOffset(40)}
     async with running(broker, archive) as server, connected(server.port) as client:

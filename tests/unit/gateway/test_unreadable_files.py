@@ -37,7 +37,7 @@ EVENT = "a client's answer is cut off: a cached file cannot be read"
 
 
 class FileArchive(TopicArchive):
-    """Answers with parts of one file, and keeps what it is told of it."""
+    """An archive that answers with parts of one file, and keeps the reports on that file."""
 
     def __init__(self, path):
         super().__init__()
@@ -114,7 +114,7 @@ async def test_client_that_goes_says_nothing_of_the_file(tmp_path):
 
 
 async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
-    """It has no broker, and the same files."""
+    """The archive endpoint has no broker, and the same files."""
     told = []
 
     class FileApi:

@@ -110,7 +110,7 @@ async def test_finished_job_is_asked_again_a_window_after_the_round():
 
 @virtually
 async def test_traffic_pauses_and_its_end_resumes():
-    """While requests come no job gets a turn; after a window without requests housekeeping goes on."""
+    """No job gets a turn during traffic. Housekeeping goes on after a window without requests."""
     job = Job("merge", pieces=1000)
     async with running(Daemon(job)) as daemon:
         await asyncio.sleep(15)
@@ -220,7 +220,7 @@ async def test_failed_job_does_not_wait_for_the_end_of_a_long_round():
 
 @virtually
 async def test_fault_of_ours_does_not_end_the_service():
-    """It is counted by its name, and the job comes again later."""
+    """The failure is counted by its name, and the job comes again later."""
     job, other = Job("merge", pieces=1), Job("scrub", pieces=5)
     job.errors = [ValueError("a bug")]
     async with running(Daemon(job, other)) as daemon:
@@ -231,7 +231,7 @@ async def test_fault_of_ours_does_not_end_the_service():
 
 @virtually
 async def test_failing_job_beside_traffic_is_forced_again_after_its_pause():
-    """It is not asked again at once, although it is still overdue."""
+    """A failing job is not asked again at once, although it is still overdue."""
     job = Job("merge", pieces=5)
     job.errors = [StorageUnavailable("away")] * 3
     async with running(Daemon(job)) as daemon:
@@ -269,7 +269,7 @@ async def test_reload_wakes_a_service_that_sleeps_long():
 
 @virtually
 async def test_job_without_work_and_without_an_await_stops_no_other_job():
-    """However short the interval is, others have their time between the turns."""
+    """Other tasks run between the turns, however short the interval is."""
 
     class Hasty(Job):
         async def turn(self, *, requests_max):
@@ -309,6 +309,6 @@ async def test_last_success_is_known_from_the_start():
 
 @virtually
 async def test_two_jobs_of_one_name_are_a_fault_of_ours():
-    """Their metrics and turns would be one."""
+    """The metrics and turns of two such jobs would be one."""
     with pytest.raises(AssertionError):
         Daemon(Job("merge"), Job("merge"))

@@ -86,7 +86,7 @@ async def settled(daemon):
 
 @virtually
 async def test_small_segments_of_each_partition_become_few(daemon, store):
-    """What is read stays the same, and a pass without work has covered all at no cost."""
+    """The same records are read, and a pass without work has covered all at no cost."""
     async with daemon.running():
         await settled(daemon)
         before = [await values_in(archive_in(store), stored_manifest(store, one)) for one in daemon.writers]
@@ -102,7 +102,7 @@ async def test_small_segments_of_each_partition_become_few(daemon, store):
 
 @virtually
 async def test_what_the_broker_holds_is_left_as_it_is(tmp_path, store, writers):
-    """Before a trim it is compared with what was stored, segment by segment."""
+    """Segments that the broker still has are not merged: a trim compares them one by one first."""
     daemon = Merging(tmp_path, store, writers, target_bytes=-1)
     async with daemon.running():
         await settled(daemon)
@@ -122,7 +122,7 @@ async def test_what_the_broker_holds_is_left_as_it_is(tmp_path, store, writers):
 
 @virtually
 async def test_turn_ends_when_its_requests_are_spent(daemon):
-    """At least one plan of one partition, and the next turn goes on with the next one."""
+    """A turn makes at least one plan of one partition, and the next turn goes on with the next partition."""
     async with daemon.running():
         await settled(daemon)
         first = await daemon.job.turn(requests_max=1)
@@ -167,7 +167,7 @@ async def test_topics_that_are_not_merged_are_left_alone(daemon, config):
 
 @virtually
 async def test_archiver_that_cannot_commit_does_not_hold_up_the_others(daemon, store, writers):
-    """Its partition is left alone for some passes, and merged when its steps succeed again."""
+    """The partition is left alone for some passes, and merged when its archiver's steps succeed again."""
     async with daemon.running():
         await settled(daemon)
         (first, archiver, _), *_ = daemon.reconciler.archived()

@@ -166,7 +166,7 @@ async def test_readers_of_the_old_manifest_have_its_objects_for_a_while(store, w
     ],
 )
 async def test_run_that_cannot_be_merged_is_counted_and_never_tried_again(store, writer, tmp_path, damage):
-    """It stays as it is; the runs beside it are merged, and no request is made for it any more."""
+    """The run stays as it is, without any further request. The runs beside it are merged."""
     manifest, limits = await filled(writer, store)
     damage(store, lambda name: name(writer.identified, manifest.segments[1]))
     merging = Merging(store, writer, tmp_path)
@@ -220,7 +220,7 @@ async def test_run_that_is_too_much_is_not_tried_for_ever(store, writer, tmp_pat
 
 
 async def test_outage_is_no_attempt(store, writer, tmp_path):
-    """While the store does not answer to a read either, a run is not given up, however long that takes."""
+    """A run is not given up while the store does not answer a read, however long that takes."""
     _, limits = await filled(writer, store)
     merging = Merging(store, writer, tmp_path)
     await merging.claim.current(lambda: pytest.fail("there is a manifest"))
@@ -266,7 +266,7 @@ async def test_commit_whose_answer_is_lost_is_not_done_twice(store, writer, tmp_
 
 
 async def test_merge_that_comes_too_late_is_given_up(store, writer, tmp_path):
-    """Where retention has taken a part meanwhile, the manifest stays as it is."""
+    """The manifest stays as it is if retention took a part meanwhile."""
     manifest, limits = await filled(writer, store)
     merging = Merging(store, writer, tmp_path)
     stored = await merging.claim.current(lambda: pytest.fail("there is a manifest"))
@@ -327,7 +327,7 @@ async def test_archiving_and_trimming_go_on_after_a_merge(store, writer, tmp_pat
 @pytest.mark.parametrize("same_process", [False, True], ids=["restarted", "same-writer"])
 @pytest.mark.parametrize("can_join", [True, False], ids=["joins", "streams"])
 async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect, same_process, can_join):
-    """After each request of a merge that could be the last, all is readable, and the merge is done anew."""
+    """A merge that dies at any request leaves all readable, and is done anew."""
 
     class Store(MemoryStore):
         if not can_join:

@@ -57,7 +57,7 @@ async def test_first_pass_is_over_all_and_later_ones_over_what_changed(job):
 
 @pytest.mark.parametrize("share", [ShareResult(), ShareResult(has_more=True), ShareResult(requests=1)])
 async def test_partition_that_may_not_rest_is_in_each_pass(job, share):
-    """It may rest when its share says so."""
+    """A partition rests once its share allows it."""
     job.answers[job.led[2]] = share
     await job.turn()
     assert await job.turn() == await job.turn() == [job.led[2]]
@@ -77,13 +77,13 @@ async def test_partition_whose_share_failed_is_in_the_next_pass(job):
 
 
 async def test_partition_that_passes_over_failures_does_not_rest(job):
-    """It is passed over for a while, and comes again."""
+    """The partition is passed over for a while, and comes again."""
     job.answers[job.led[0]] = ShareResult(has_failed=True)
     assert [len(await job.turn()) for _ in range(4)] == [3, 0, 0, 1]
 
 
 async def test_partition_that_is_gone_is_forgotten_and_may_come_again(job):
-    """Its end is a change, and so is its coming back."""
+    """The end of a partition is a change, and so is its return."""
     await job.turn()
     gone = job.partitions.pop(job.led[0])
     job.feed.note(gone)
@@ -95,7 +95,7 @@ async def test_partition_that_is_gone_is_forgotten_and_may_come_again(job):
 
 
 async def test_without_a_feed_each_pass_is_over_all(job):
-    """Nothing tells of changes, so anything may have changed."""
+    """Anything may have changed if no feed reports changes."""
     sweep = PartitionSweep(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
     for _ in range(2):
         job.served = []

@@ -140,7 +140,7 @@ async def test_each_offset_can_be_read_from(store, writer):
 
 
 async def test_nothing_is_uploaded_twice(store, writer):
-    """What is in the archive as it is on disk is left alone, and compacted again it is uploaded again."""
+    """A segment whose file is archived as it is stays. It is uploaded again once it is compacted again."""
     await filled(writer, store)
     compact_all(writer)
     reuploading = Reuploading(store, writer)
@@ -171,7 +171,7 @@ async def test_brokers_that_cut_their_logs_elsewhere_agree(store, tmp_path):
 
 
 async def test_transactions_over_new_ends_are_remembered(store, tmp_path):
-    """Where a new leader's segments end inside a transaction, the manifest knows of it from then on."""
+    """The manifest names a transaction that is open where a new leader's segment ends, from then on."""
     old, new = LogWriter(tmp_path / "old"), LogWriter(tmp_path / "new")
     for one in (old, new):
         one.append(b"zero")
@@ -190,7 +190,7 @@ async def test_transactions_over_new_ends_are_remembered(store, tmp_path):
 
 
 async def test_reframed_files_are_read_to_find_out(store, writer):
-    """Where sizes say nothing, a newer file is read once, and takes its place only where it is smaller."""
+    """A newer reframed file is read once to find its size, and replaces its segment only if it is smaller."""
     await filled(writer, store)
     writer.compact(8, without=[8])
     reuploading = Reuploading(store, writer)
@@ -270,7 +270,7 @@ async def test_trimming_goes_on_after_compaction(store, writer):
 
 
 async def test_head_of_the_same_size_is_compared_before_it_holds_up_a_trim(store, writer):
-    """Where only a checksum tells that the next file to be trimmed differs, it is uploaded; others wait."""
+    """The next file to be trimmed is uploaded if only its checksum differs. The others wait."""
     writer.begin_epoch(1)
     written = [writer.closed_segment() for _ in range(3)]
     await archived(writer, archive_in(store))
@@ -292,7 +292,7 @@ async def test_head_of_the_same_size_is_compared_before_it_holds_up_a_trim(store
 
 
 async def test_damaged_file_of_the_same_size_is_never_trimmed(store, writer):
-    """Where the next file to be trimmed has a wrong batch, nothing replaces it and nothing trims it."""
+    """The next file to be trimmed is neither uploaded nor trimmed if it has a wrong batch."""
     await filled(writer, store)
     writer.flip_byte(0)
     assert await Reuploading(store, writer).step() == 0
@@ -334,7 +334,7 @@ async def test_file_that_changes_during_the_scan_is_scanned_again(store, writer)
 
 
 async def test_file_that_is_not_smaller_after_all_stores_nothing(store, writer):
-    """Where the size is only known from reading, a copy that saves nothing stores nothing."""
+    """A copy whose size is only known from reading stores nothing if it saves nothing."""
     original = await filled(writer, store)
     writer.compact(8, without=[8])
     seen = observed(writer)
@@ -382,7 +382,7 @@ async def test_commit_whose_answer_is_lost_is_not_done_twice(store, writer):
 
 
 async def test_change_that_comes_too_late_is_given_up(store, writer):
-    """Where retention or another leader has changed the archive there, the manifest stays as it is."""
+    """The manifest stays as it is if retention or another leader has changed the archive there."""
     original = await filled(writer, store)
     compact_all(writer)
     reuploading = Reuploading(store, writer)
@@ -424,7 +424,7 @@ async def test_copy_can_be_cancelled(store, writer):
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("same_process", [False, True], ids=["restarted", "same-writer"])
 async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect, same_process):
-    """After each request that could be the last, segments read as before or after, and it is done anew."""
+    """A re-upload that dies at any request leaves segments that read as before or after, and is done anew."""
     died = 0
     for number in range(1, 100):
         store, writer = MemoryStore(), LogWriter(tmp_path / f"logs-{number}")

@@ -96,7 +96,7 @@ async def test_one_turn_does_all_there_is_room_for(store, tmp_path):
 
 
 async def test_partitions_take_turns(store, tmp_path):
-    """With room for one share, partitions alternate, a few segments each, until nothing is left."""
+    """Partitions alternate with room for one share, a few segments each, until nothing is left."""
     offered = [await compacted(store, tmp_path, number, segments=6) for number in range(2)]
     job = job_of(*offered)
     counts, turns = [], []
@@ -127,7 +127,7 @@ async def test_only_topics_that_ask_for_it_are_compared(store, tmp_path):
 
 
 async def test_partition_that_is_not_known_waits(store, tmp_path):
-    """While its archiver does not know the manifest for certain, nothing is planned."""
+    """Nothing is planned while the archiver of a partition does not know the manifest for certain."""
     offered = await compacted(store, tmp_path, 0)
     job, known = job_of(offered), offered.manifest
     offered.manifest = None

@@ -76,7 +76,7 @@ async def test_tombstone_stays_while_the_archive_has_what_it_hides(store, writer
 
 
 async def test_segment_with_a_kept_tombstone_is_trimmed(store, writer):
-    """Its file lacks the tombstone, and has nothing that the archive does not have."""
+    """The file lacks the tombstone, and has nothing that the archive does not have."""
     await trimmed(writer, store)
     writer.compact(1, without=[2])
     await Reuploading(store, writer).step()
@@ -95,7 +95,7 @@ async def test_segments_without_a_lost_tombstone_are_copied(store, writer):
 
 
 async def test_tombstone_goes_after_what_it_hides(store, writer):
-    """Where the log has all that the archive has, the first run goes alone, and then the tombstone."""
+    """The first run goes alone and then the tombstone, if the log has all that the archive has."""
     await archived(writer, archive_in(store))
     writer.compact(0, without=[0])
     writer.compact(1, without=[2])

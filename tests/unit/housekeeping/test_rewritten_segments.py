@@ -96,7 +96,7 @@ async def test_rewritten_segments_are_trimmed_like_others(writer, store, archive
 
 
 async def test_rest_of_a_local_segment_is_compared_as_ever(writer, store, archive, tmp_path):
-    """Of a file that the archive has in two pieces, only the one that was rewritten is taken on trust."""
+    """Only the rewritten one of two pieces of a file is taken on trust. The other is compared."""
     await filled(writer, archive)
     writer.compact(0, 2, without=())
     await rewrite(store, writer, 0, without={1}, tmp_path=tmp_path)
@@ -113,7 +113,7 @@ async def test_rest_of_a_local_segment_is_compared_as_ever(writer, store, archiv
 
 
 async def test_last_piece_of_a_local_segment_may_be_the_rewritten_one(writer, store, archive, tmp_path):
-    """What the file has after the last piece that is compared is not taken for too much."""
+    """The rest of the file after the last compared piece is not taken for too much."""
     await filled(writer, archive)
     writer.compact(0, 2, without=())
     await rewrite(store, writer, 2, without={3}, tmp_path=tmp_path)
@@ -247,7 +247,7 @@ async def test_file_that_joins_what_was_rewritten_with_others_is_trimmed(  # noq
 async def test_nothing_takes_the_place_of_a_segment_of_which_the_file_has_nothing(
     writer, store, archive, tmp_path, without
 ):
-    """Its own file may be lost; the archive keeps what may be all there is, and so does the disk."""
+    """The segment's own file may be lost, so the archive keeps what may be all there is. So does the disk."""
     await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without=without)
@@ -270,7 +270,11 @@ async def test_log_that_is_not_trimmed_is_not_compared_in_parts(writer, store, a
 
 
 async def test_batch_over_the_end_of_a_segment_replaces_nothing(writer, store, archive, tmp_path):
-    """Of another log, as no cleaner joins batches: it is counted as a failure, and left alone."""
+    """
+    A batch over a segment's end is of another log, because no cleaner joins batches.
+
+    It counts as a failure, and replaces nothing.
+    """
     before = await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
     writer.truncate(0)
@@ -310,7 +314,7 @@ def zero_second_batch(data):
     ],
 )
 async def test_damaged_file_replaces_nothing_that_is_whole(writer, store, archive, tmp_path, damage):
-    """What would end the scan of an active segment is no end of a part of a closed one."""
+    """A torn batch ends the scan of an active segment, but not that of a part of a closed one."""
     await filled(writer, archive)
     await rewrite(store, writer, 4, without={4}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without={4, 5})
@@ -355,7 +359,7 @@ async def test_file_that_cannot_be_read_just_now_is_not_given_up(writer, store, 
 
 
 async def test_file_that_stays_is_read_once_though_the_log_goes_on(writer, store, archive, tmp_path):
-    """While a closed segment waits for its upload nothing is planned; that is no reason to forget."""
+    """Nothing is planned while a closed segment waits for its upload, and what was read is not forgotten."""
     await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without={0, 1})
@@ -372,7 +376,7 @@ async def test_file_that_stays_is_read_once_though_the_log_goes_on(writer, store
 
 
 async def test_index_of_a_part_is_built_again_from_the_log(writer, store, archive, tmp_path):
-    """Also where the part has a hole at its end."""
+    """The index is built from the log, even if the part has a hole at its end."""
     await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without={1, 5})
@@ -429,9 +433,9 @@ def clean_any(writer, random, batches, rewritten):
 @pytest.mark.parametrize("seed", range(40))
 async def test_whatever_is_rewritten_and_joined_reads_as_it_should(writer, store, archive, tmp_path, seed):
     """
-    Of any log, with transactions over the ends of segments, any rewriting and any cleaning.
+    Pieces that were not rewritten read as the broker gives them, in both isolation levels, for any log.
 
-    Where nothing was rewritten the archive gives what the broker gives, in both isolation levels.
+    Transactions go over the ends of segments, with any rewriting and any cleaning.
     """
     random = Random(seed)
     batches = write_any(writer, random)

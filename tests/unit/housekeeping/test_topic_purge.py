@@ -143,7 +143,11 @@ async def test_lease_that_ends_years_ahead_is_no_lease(world, purging):
 
 
 async def test_topic_without_an_id_is_archived_again_after_its_purge(world, purging, tmp_path):
-    """It has the key of the old one. It waits for the search for late objects, which would delete its own."""
+    """
+    Such a topic has the key of the old one, so it waits for the search for late objects.
+
+    The search would delete its objects.
+    """
     (tmp_path / "plain").mkdir()
     archive = archive_in(world.store, now_ms=world.clock)
     old = LogWriter(tmp_path / "plain", "plain", 0, topic_id=NO_TOPIC_ID)
@@ -175,7 +179,7 @@ async def test_topic_without_an_id_is_archived_again_after_its_purge(world, purg
 
 
 async def test_topic_that_was_created_again_is_read_as_before(world, purging):
-    """It shares nothing with its old self but the name."""
+    """The new topic shares nothing with the old one but the name."""
     archive, writer = archive_in(world.store), world.writers[2]
     manifest = (await archive.manifests.load(writer.identified)).existing
     before = await values_in(archive, manifest)
@@ -210,7 +214,7 @@ async def test_cluster_that_has_none_of_the_topics_says_nothing(world, purging, 
 
 
 async def test_topic_that_is_not_told_of_is_not_gone(world, purging):
-    """As when its metadata is not visible to us."""
+    """A topic of which the broker says nothing is not gone: its metadata may be invisible to us."""
     purging.broker.untold = {"orders"}
     await purging.work()
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.LIVE
@@ -218,7 +222,7 @@ async def test_topic_that_is_not_told_of_is_not_gone(world, purging):
 
 @pytest.mark.parametrize("remote_delete", [False, None])
 async def test_archive_stays_without_remote_delete(tmp_path, remote_delete):
-    """It is marked as kept, and whole; a later order of an operator deletes it."""
+    """The archive is marked as kept, and whole. A later order of an operator deletes it."""
     world = DeletedTopics(tmp_path)
     await world.fill(remote_delete=remote_delete)
     before, purging = world.keys_of(OLD), Purging(world, "d1")
@@ -250,7 +254,11 @@ async def test_cluster_that_was_formatted_again_deletes_nothing_older(world, pur
 
 
 async def test_ordered_purge_waits_until_the_topic_is_told_to_be_gone(world, purging):
-    """A topic that is not told of may live; when it is told to be gone, the purge begins."""
+    """
+    A topic that the broker does not name may live.
+
+    The purge begins when the broker says that it is gone.
+    """
     now_ms = world.clock.now_ms
     before = world.keys_of(THIRD)
     await purging.archive.manifests.change_topic(THIRD, lambda found: ordered_to_go(found, now_ms=now_ms))
@@ -346,7 +354,7 @@ async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purgi
 
 
 async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world, purging):
-    """Its next commit fails, and so does every one that comes later."""
+    """The next commit of the archiver fails, and so does every later one."""
     writer = world.writers[0]
     archiver = archiver_of(writer, archive_in(world.store, writer_id="late"), FakeBroker(writer))
     await archiver.step(observed(writer))
@@ -359,7 +367,7 @@ async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world,
 
 
 async def test_manifests_go_last_of_all(world, purging):
-    """For as long as there is any other object, they keep archivers out."""
+    """Manifests are deleted after all other objects, because they keep archivers out."""
     manifests = {manifest_key(one.identified) for one in world.writers[:2]}
     await purging.note()
     await purging.turn(after_ms=GRACE_MS, requests_max=1)
@@ -401,7 +409,7 @@ async def test_two_daemons_purge_together(world):
 
 
 async def test_lease_of_a_dead_daemon_is_taken_over(world):
-    """Not before it is over; what the first has noted stays."""
+    """A lease is taken over only once it is over, and what the first daemon has noted stays."""
     first, second = Purging(world, "d1"), Purging(world, "d2")
     await first.note()
     await first.turn(after_ms=GRACE_MS, requests_max=12)
@@ -414,7 +422,7 @@ async def test_lease_of_a_dead_daemon_is_taken_over(world):
 
 
 async def test_store_that_fails_ends_the_turn_and_not_the_purge(world, purging):
-    """Whatever fails is begun again with the next turn."""
+    """A step that fails is begun again with the next turn."""
     await purging.note()
     for operation in ("delete_many", "list_page", "put", "get"):
         world.store.fail_next(operation, lambda: store_unavailable("any"))
@@ -456,7 +464,7 @@ async def crash_and_take_over(world: DeletedTopics, *, at: int) -> bool:
 
 
 def test_crash_at_every_point_of_a_purge_leaves_nothing_behind(tmp_path):
-    """Whichever effect is the last, another daemon brings it to the same end, with the same count."""
+    """Another daemon ends a purge in the same state, with the same count, whichever effect was the last."""
     for at in count(1):
         world = DeletedTopics(tmp_path / str(at))
         if not run_virtual(crash_and_take_over(world, at=at), seed=at):

@@ -62,7 +62,7 @@ async def test_each_attempt_of_a_request_is_traffic(now):
 
 
 async def test_requests_leave_the_window(now):
-    """After its seconds there was no traffic."""
+    """Requests leave the window after its seconds."""
     store, watch = watched(MemoryStore(), now)
     await store.list_page("")
     now.seconds += 9.9
@@ -94,7 +94,7 @@ async def test_throttling_counts_the_reader_that_was_told(now):
 
 
 async def test_other_window_begins_to_count_anew(now):
-    """What was counted over ten seconds says nothing of sixty; the same window changes nothing."""
+    """A count over ten seconds says nothing of sixty. The same window changes nothing."""
     store, watch = watched(MemoryStore(), now)
     await store.list_page("")
     now.seconds += 5

@@ -136,7 +136,7 @@ def test_cut_back_manifest_ends_at_the_cut_and_remembers_what_was_replaced(next_
 
 @pytest.mark.parametrize("next_offset", [11, 19, 21, 31, 39, 41, 51, 59, 60, 61, -1])
 def test_cut_back_refuses_any_other_place(next_offset):
-    """Not inside a segment or gap, not at the end, and not outside."""
+    """A cut is refused inside a segment or gap, at the end, and outside of the archive."""
     with pytest.raises(ValueError, match=f"orders-3 cannot be cut back to offset {next_offset}"):
         cut_back(LONG, next_offset, leader_epoch=12, now_ms=99)
 
@@ -151,7 +151,7 @@ def test_cut_back_before_the_start_leaves_nothing_and_begins_there(next_offset):
 
 
 def test_cut_back_manifest_goes_on_with_another_leader_s_segments():
-    """What follows the cut is appended as ever, and another replacement is added to the first."""
+    """Segments after the cut are appended as ever, and another replacement is added to the first."""
     cut = cut_back(LONG, 40, leader_epoch=12, now_ms=99)
     longer = cut.appended([remote(40, 43)], ((12, 40),))
     again = cut_back(longer, 40, leader_epoch=14, now_ms=100)
@@ -310,7 +310,7 @@ def crossing(first_offset: int, marker_offset: int) -> CrossingTransaction:
 
 
 def test_crossing_transaction_is_one_however_many_segments_tell_of_it():
-    """It began where the first of them says, in whatever order they come."""
+    """A crossing transaction begins at its first reported offset, in whatever order segments report it."""
     another = CrossingTransaction(8, 20, 60, 6)
     told = [crossing(35, 60), another, crossing(31, 60), crossing(33, 60), crossing(36, 45)]
     begun = TWO.appended([remote(30, 39)], crossing=told)
@@ -330,7 +330,7 @@ def test_crossing_transaction_is_forgotten_when_its_marker_is_far_from_the_end()
 
 
 def test_gap_takes_the_transactions_whose_markers_are_lost_in_it():
-    """They are not whole any more, whatever another log says."""
+    """Transactions whose markers are in a gap are not whole any more, whatever another log says."""
     told = [crossing(15, 29), crossing(15, 30), crossing(15, 39), crossing(15, 40)]
     begun = TWO.appended((), crossing=told).with_gap(Gap(30, 39, "gone", 7))
     assert begun.crossing == (told[0], told[3])
@@ -345,7 +345,7 @@ def test_cut_at_the_archives_start_leaves_no_transaction_that_began_before_it():
 
 
 def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
-    """Their markers may be cut off, and are past the archive's end then."""
+    """The markers of these transactions may be cut off, and are past the archive's end then."""
     told = [crossing(12, 18), crossing(12, 28), crossing(25, 45), crossing(15, 50)]
     cut = cut_back(TWO.appended((), crossing=told), 20, leader_epoch=9, now_ms=1)
     assert cut.crossing == (told[0], told[1], told[3])
@@ -361,7 +361,7 @@ def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
     ],
 )
 def test_transaction_that_crosses_nothing_breaks_a_rule(one):
-    """It has no records in the archive, or nothing between them and its marker."""
+    """Such a transaction has no records in the archive, or nothing between them and its marker."""
     assert dataclasses.replace(TWO, crossing=(one,)).faults() == (
         f"the transaction from {one.first_offset} to {one.marker_offset} crosses no segment's end",
     )
@@ -398,7 +398,7 @@ def test_merge_of_what_is_not_there_is_refused(merged):
 
 
 def test_merge_over_a_gap_is_refused():
-    """What is beside a recorded gap is not one segment."""
+    """Segments on both sides of a recorded gap are not one segment."""
     manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
     with pytest.raises(ValueError, match="do not match the manifest"):
         manifest.merged(remote(0, 9, size_bytes=2048), now_ms=0)
@@ -420,14 +420,14 @@ def test_merge_forgets_the_transactions_that_cross_no_end_any_more():
 
 @pytest.mark.parametrize(("trims_to", "expected"), [(0, 10), (5, 10), (20, 20), (30, 30), (99, 30)])
 def test_hint_is_a_record_of_the_trim_that_follows(trims_to, expected):
-    """As far as there is something to trim by it; a lower hint forgets no trim."""
+    """A hint records the trim that it allows, and a lower hint forgets no trim."""
     found = TWO.with_hint(25, trims_to=trims_to)
     assert (found.allowed_local_start_offset, found.trimmed_offset) == (25, expected)
     assert found.with_hint(0).trimmed_offset == expected
 
 
 def test_archive_begun_anew_forgets_no_trim():
-    """What was below its start may have been trimmed as expired, which needs no record."""
+    """Segments below the archive's start may have been trimmed as expired, which needs no record."""
     emptied = TWO.expired(2, now_ms=1)
     assert emptied.trimmed_offset == 10
     assert cut_back(emptied, 4, leader_epoch=1, now_ms=2).trimmed_offset == 30
@@ -435,7 +435,7 @@ def test_archive_begun_anew_forgets_no_trim():
 
 
 def test_archive_that_begins_inside_its_first_segment_goes_on():
-    """It expires, is merged and is cut as any other, and an offset of another segment is refused."""
+    """The archive expires, is merged and is cut as any other. An offset of another segment is refused."""
     inside = TWO.starting_inside(TWO.segments[0], 15, now_ms=7)
     assert (inside.start_offset, inside.live_base, inside.expired_at_ms) == (15, 10, 7)
     assert inside.faults() == inside.expired(1, now_ms=8).faults() == ()
@@ -461,7 +461,7 @@ def test_readers_see_an_archive_from_an_offset_on(offset, bases, start):
 
 
 def test_compacted_segments_take_the_place_of_their_originals():
-    """What was there is retired, in order, what is beside it stays, and more or fewer may follow."""
+    """The originals are retired in order, their neighbours stay, and more or fewer segments may follow."""
     parts = [remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)]
     one = remote(5, 19, size_bytes=2047)
     found = stored(parts).compacted([one], now_ms=7)
@@ -475,7 +475,7 @@ def test_compacted_segments_take_the_place_of_their_originals():
 
 
 def test_compacted_segment_that_was_retired_before_is_refused():
-    """Its objects are about to be deleted, under the name that it would have."""
+    """The retired segment's objects are about to be deleted, under the name that the new one would have."""
     first = remote(0, 9)
     second = remote(0, 9, size_bytes=7)
     manifest = stored([first]).compacted([second], now_ms=1)
@@ -492,7 +492,7 @@ def test_compaction_over_a_gap_is_refused():
 
 
 def test_compaction_knows_the_transactions_over_the_new_ends():
-    """What is inside of a new segment is forgotten; what crosses an end, old or new, is remembered once."""
+    """A transaction inside a new segment is forgotten. One that crosses an end is remembered once."""
     inside, ends, crosses_anew = (
         CrossingTransaction(1, 6, 12, 0),
         CrossingTransaction(2, 3, 13, 0),

@@ -307,4 +307,4 @@ ManifestMachine.TestCase.settings = settings(max_examples=examples(60), stateful
 
 
 class TestManifestStates(ManifestMachine.TestCase):
-    """After any sequence of changes the manifest is sound and agrees with the model."""
+    """A manifest is sound and agrees with the model after any sequence of changes."""

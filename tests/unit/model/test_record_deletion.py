@@ -127,7 +127,7 @@ def test_deletion_that_another_one_covers_is_not_kept():
 
 
 def test_cut_leaves_no_two_deletions_of_one_end():
-    """What a later leader replaces ends both, and one of them is left."""
+    """Two deletions that a later leader's cut gives one end become one."""
     found = deleted(341, deleted(350, leader_epoch=3), leader_epoch=4)
     assert len(found.deletions) == 2
     assert cut_back(found, 200, leader_epoch=6, now_ms=1).deletions == (RecordDeletion(200, 4),)

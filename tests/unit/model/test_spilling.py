@@ -45,7 +45,7 @@ def retired(manifest) -> list[tuple[int, int]]:
 
 
 def test_marks_that_end_in_what_is_taken_back_are_cut():
-    """What is left spilled has expired as far as it goes, since the first time that said so."""
+    """The rest of the spilled segments has expired as far as it goes, since the first mark that said so."""
     manifest, parts = spilling(stored(segments(7)), 2, 4)
     for next_offset, now_ms in ((10, 1), (30, 2), (40, 3)):
         manifest = expired(manifest, next_offset, now_ms)
@@ -76,7 +76,7 @@ def test_retired_segments_stay_in_the_order_of_their_times():
 
 
 def test_deleted_segments_do_not_come_back():
-    """Of a part that has been deleted in part, the rest is still to be deleted."""
+    """The rest of a part that was deleted in part is still to be deleted."""
     manifest, parts = spilling(stored(segments(7)), 6)
     manifest = spillover_deleted(expired(manifest, 40, 5), 20)
     assert retired(with_parts(manifest, parts)) == [(20, 5), (30, 5)]
@@ -99,7 +99,7 @@ def test_pieces_fill_the_archive_between_them():
 
 
 def test_readers_see_what_is_spilled_from_an_offset_on():
-    """What is hidden is in no piece; once all that is spilled is hidden there is nothing spilled."""
+    """Hidden segments are in no piece, and nothing is spilled once all spilled segments are hidden."""
     manifest, parts = spilling(stored(segments(6)), 2, 2)
     seen = manifest.seen_from(25)
     piece = piece_of(seen, parts[1])

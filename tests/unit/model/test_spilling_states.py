@@ -338,4 +338,4 @@ SpillingMachine.TestCase.settings = settings(
 
 
 class TestSpillingStates(SpillingMachine.TestCase):
-    """After any sequence of changes the parts together are what would be there without spilling."""
+    """All parts together are what there would be without spilling, after any sequence of changes."""

@@ -27,7 +27,7 @@ def test_local_segment_identity_changes_with_the_file(field):
 
 
 def test_local_segment_identity_stays_when_the_next_segment_appears():
-    """That the broker has rolled says nothing about the bytes of this file."""
+    """The appearance of a next segment says nothing about the bytes of this file."""
     assert dataclasses.replace(local(5, None), next_offset=9).identity == local(5, None).identity
 
 

@@ -58,7 +58,7 @@ def test_archive_of_another_is_refused(recorded, found, claimant, says):
 
 @pytest.mark.parametrize("recorded", [owners(old=BROKER, local="c3"), None])
 def test_operator_lets_a_cluster_in(recorded):
-    """It takes the place of another owner of its name, and the other clusters stay."""
+    """The cluster replaces another owner of its name, and the other clusters stay."""
     changed = admitted(recorded, ("old", "local"), NEW_HOST)
     assert changed.of_cluster == {"old": recorded and BROKER, "local": "b2"}
     assert claimed(changed, (), NEW_HOST, place="") == changed

@@ -34,7 +34,7 @@ def led(topic: str = "a", partition: int = 0, epoch: int = 1, topic_id: str = TO
     ],
 )
 def test_assignment_starts_and_stops(wanted, running, fenced, stop, start):
-    """What runs and is not wanted stops; what is wanted and does not run starts, unless fenced."""
+    """Unwanted archivers that run stop, and wanted ones that do not run start, unless fenced."""
     found = plan_assignment(set(wanted), set(running), set(fenced))
     assert found == AssignmentPlan(stop=tuple(stop), start=tuple(start))
 
@@ -53,7 +53,7 @@ leaderships = st.builds(
 
 @given(st.sets(leaderships), st.sets(leaderships), st.sets(leaderships))
 def test_assignment_leads_to_what_is_wanted(wanted, running, fenced):
-    """After the plan, all that runs is wanted, and all that is wanted runs or is fenced."""
+    """The plan stops what is not wanted, and starts what is wanted and not fenced. A second plan is empty."""
     found = plan_assignment(wanted, running, fenced)
     after = (running - set(found.stop)) | set(found.start)
     assert wanted - fenced <= after <= wanted

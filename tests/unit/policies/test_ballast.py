@@ -38,13 +38,13 @@ def plan(free, held=0, *, state=DiskState.OK, releases=True, size=SIZE):
     ],
 )
 def test_ballast_plan(free, held, state, releases, expected):
-    """It is made where the disk stays all right with it, and goes only from a degraded disk, if it may."""
+    """The ballast is made if the disk has room for it, and goes only from a degraded disk, if it may."""
     assert plan(free, held, state=state, releases=releases) is expected
 
 
 @given(st.integers(0, 1000), st.integers(1, 1000))
 def test_ballast_that_is_made_never_makes_its_disk_low(free, size):
-    """Of a disk that is all right, what is left beside the ballast is all right as well."""
+    """A disk that has room for the ballast is still all right once the ballast is on it."""
     if plan(free, size=size) is BallastAction.CREATE:
         after = DiskReading("/d", total_bytes=1000, free_bytes=free - size)
         for previous in DiskState:

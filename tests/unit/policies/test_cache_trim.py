@@ -102,7 +102,7 @@ def test_demand_is_what_brings_the_cache_to_its_target(use, limits, size_bytes, 
     ],
 )
 def test_demand_says_why(use, limits, because):
-    """In words and figures that an operator can compare."""
+    """A demand gives its reason in words and figures that an operator can compare."""
     assert trim_demand(use, limits).because == because
 
 
@@ -122,14 +122,14 @@ def test_room_is_counted_with_every_promise_and_the_disk(use, limits, expected):
 
 
 def test_what_is_larger_than_the_cache_evicts_nothing():
-    """It would not fit afterwards either."""
+    """Such an object would not fit afterwards either."""
     use = CacheUse(90, 1, 0, 0, None, 101, 1)
     assert not fits_at_all(use, TrimLimits(100, 9))
     assert fits_at_all(use, TrimLimits(101, 9))
 
 
 def test_least_recently_used_chunks_go_until_it_is_enough():
-    """Not one more goes. Chunks of equal age go in the order of their names."""
+    """The cache evicts no more chunks than it has to. Chunks of equal age go in the order of their names."""
     files = [chunk("c", 3), chunk("a", 1), chunk("d", 4), chunk("b", 1)]
     assert went(plan_cache_trim(files, bytes_demand(11), in_use=())) == [("a", LEAST_USED), ("b", LEAST_USED)]
     assert went(plan_cache_trim(files, bytes_demand(10), in_use=())) == [("a", LEAST_USED)]
@@ -138,7 +138,7 @@ def test_least_recently_used_chunks_go_until_it_is_enough():
 
 
 def test_index_goes_with_the_last_chunk_of_its_segment():
-    """While one chunk of it is left, the index stays, however long it was unused."""
+    """An index stays while one chunk of its segment is left, however long the index was unused."""
     files = [index("s"), chunk("a", 1), chunk("b", 2), index("t"), chunk("c", 3, segment="t")]
     assert went(plan_cache_trim(files, bytes_demand(10), in_use=())) == [("a", LEAST_USED)]
     assert went(plan_cache_trim(files, bytes_demand(20), in_use=())) == [
@@ -182,7 +182,7 @@ def test_what_is_read_stays_and_a_plan_that_falls_short_says_so():
 
 
 def test_carry_over_is_what_would_go_next():
-    """Up to so many bytes, without what is read."""
+    """The carry-over lists the chunks that would go next, up to its bytes, and none that is being read."""
     files = [chunk(name, at) for at, name in enumerate("abcdef")]
     plan = plan_cache_trim(files, bytes_demand(10), in_use={"c"}, carryover_bytes=29)
     assert [file.name for file in plan.carry_over] == ["b", "d"]
@@ -249,7 +249,11 @@ def test_any_trim_keeps_the_rules(found, indexed, read, size_bytes, objects):
     st.builds(TrimLimits, st.integers(1, 300), st.just(MANY), st.integers(0, 300)),
 )
 def test_any_demand_that_is_met_makes_the_room(use, limits):
-    """After a trim of so much, what waits fits; what is promised to others is never counted as room."""
+    """
+    A trim of the demanded size makes room for what waits.
+
+    Space promised to others never counts as room.
+    """
     demand = trim_demand(use, limits)
     gone = demand.size_bytes
     assert 0 <= gone <= use.size_bytes

@@ -52,7 +52,7 @@ def released(open_chunks, chunk_count, settings):
     ],
 )
 def test_share_of_a_segment_is_its_ratio_or_all_of_a_small_one(chunk_count, ratio, threshold, expected):
-    """At least one chunk may stay open, and rounding errors take none away."""
+    """A segment may keep at least one chunk open, and rounding errors take none away."""
     settings = ChunkEvictionLimits(hydrated_ratio=ratio, min_chunks_threshold=threshold)
     assert max_hydrated(chunk_count, settings) == expected
 
@@ -83,7 +83,7 @@ def test_capped_closes_the_least_recently_used_over_the_share():
 
 
 def test_predictive_keeps_what_a_reader_gets_to_next():
-    """What lies behind every reader goes first, then what is farthest ahead."""
+    """Chunks behind every reader go first, and then those that are farthest ahead."""
     open_chunks = chunks({4: 0, 5: 0, 0: 0, 1: 0, 3: 1, 9: 0, 8: 0, 7: 0, 6: 0})
     assert released(open_chunks, 10, limits(PREDICTIVE)) == [0, 1]
     plan = plan_releases(open_chunks, {"s": 10}, limits(PREDICTIVE, hydrated_ratio=0.3))
@@ -117,7 +117,7 @@ def test_more_readers_than_the_share_keep_their_chunks():
 
 
 def test_segments_do_not_share_their_shares_but_the_total():
-    """With too many open in all, the least recently used of any segment goes."""
+    """The least recently used chunks go, of any segment, when too many are open in total."""
     first, second = chunks({0: 0, 1: 1}), [OpenChunk("t", 0, 0, -1.0), OpenChunk("t", 1, 0, 7.0)]
     plan = plan_releases([*first, *second], {"s": 2, "t": 2}, limits(CAPPED, max_open=2))
     assert [(one.chunk.segment, one.chunk.number, one.because) for one in plan.releases] == [

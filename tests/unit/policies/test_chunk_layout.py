@@ -69,7 +69,7 @@ def test_chunks_end_where_index_entries_are(entries, size_bytes, chunk_bytes, ex
 
 
 def test_whole_segment_mode_has_one_chunk():
-    """However small the chunk size, and none of an empty segment."""
+    """A segment is one chunk in this mode, however small the chunk size. An empty segment has no chunk."""
     assert cuts(index_of(EVEN, 400), 10, is_whole=True) == [(0, 400, 100)]
     assert cuts(index_of([], 0), 10, is_whole=True) == []
 

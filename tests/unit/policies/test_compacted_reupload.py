@@ -135,7 +135,11 @@ def test_runs_begin_and_end_with_archived_segments(bases, sizes, runs, passed):
 @pytest.mark.parametrize("is_trimmed", [False, True])
 @pytest.mark.parametrize("size_bytes", [1, 1024, 5000])
 def test_what_a_job_rewrote_is_never_replaced(size_bytes, is_trimmed):
-    """Whatever the local file is like it may hold what the job took out; it does not even join a run."""
+    """
+    A segment that a job rewrote is not replaced, and joins no run.
+
+    The local file may hold records that the job took out, whatever its size.
+    """
     rows = [remote(0, 99), remote(100, 199, size_bytes=500, writer_id="rewritten-0a"), remote(200, 299)]
     log = local_log([0, 100, 200, 300], sizes={100: size_bytes, 200: 1})
     found = plan_reuploads(
@@ -167,7 +171,11 @@ def test_file_beside_a_rewritten_segment_is_named_where_parts_may_go():
 
 
 def test_part_takes_the_place_of_a_segment_that_it_was_compacted_from():
-    """Not where it has nothing, or more: then it is another file's, or may have what was erased."""
+    """
+    A part takes a segment's place only if it has bytes, fewer than the segment, and another checksum.
+
+    An equal part has nothing to give. A larger or empty one belongs to another file, or has erased records.
+    """
     parts = [
         (FilePart(1024, 7), False),
         (FilePart(1024, 8), True),
@@ -252,7 +260,7 @@ def test_what_is_spilled_is_passed_over():
 
 
 def test_what_has_expired_is_not_uploaded_again():
-    """A file whose archived segment was let go of replaces nothing."""
+    """A file whose archived segment has expired replaces nothing."""
     manifest = THREE.expired(1, now_ms=5)
     log = local_log([0, 100, 200, 300], sizes={0: 1, 100: 1})
     runs, passed = planned(log, manifest)
@@ -260,7 +268,7 @@ def test_what_has_expired_is_not_uploaded_again():
 
 
 def test_files_that_failed_are_tried_again_when_they_change():
-    """What an attempt could not read is known by its file, not by its offsets."""
+    """Files that could not be read are known by their identity, not by their offsets."""
     log = local_log([0, 100, 200, 300], sizes={0: 1})
     (run,) = plan_reuploads(log, THREE, bounds()).reuploads
     assert planned(log, failed={run.identity})[1][0] == FAILED
@@ -269,7 +277,7 @@ def test_files_that_failed_are_tried_again_when_they_change():
 
 
 def test_reframed_files_count_as_smaller_when_they_are_newer():
-    """Where sizes say nothing, a file that was written after its upload is read to find out."""
+    """A reframed file written after its upload is read to find out: its size says nothing."""
     log = replace(local_log([0, 100, 200, 300], sizes={0: 10**6}), is_reframed=True)
     touched = replace(log.segments[0], modified_ns=(TIME_MS + 2001) * 1_000_000)
     log = replace(log, segments=(touched, *log.segments[1:]))
@@ -277,7 +285,7 @@ def test_reframed_files_count_as_smaller_when_they_are_newer():
 
 
 def test_run_does_not_grow_for_ever():
-    """Where nothing meets, a run is given up, and the walk goes on behind it."""
+    """A run is given up after so many segments without a shared bound, and the plan goes on behind it."""
     count = RUN_SEGMENTS_MAX + 10
     manifest = stored([remote(0, 10 * count - 1), remote(10 * count, 10 * count + 9)])
     log = local_log([10 * number for number in range(count + 2)], sizes=dict.fromkeys(range(0, 10**4, 10), 1))
@@ -360,7 +368,11 @@ GO, WAIT, STAY = Tombstones
     ],
 )
 def test_tombstones_go_where_the_archive_is_what_the_log_is(sizes, start_offset, expected):
-    """From the first offset that can be read up to them; behind what is larger than archived they stay."""
+    """
+    Tombstones go if no file from the log's first readable offset up to them is larger than its archived copy.
+
+    They wait for the upload of earlier files of the same plan, and they stay behind a file that is larger.
+    """
     log = local_log([0, 100, 200, 300], sizes=dict(zip([0, 100, 200], sizes, strict=True)))
     manifest = THREE.expired(1, now_ms=1) if start_offset else THREE
     plan = plan_reuploads(log, manifest, bounds())

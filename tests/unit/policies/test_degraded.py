@@ -44,7 +44,7 @@ def used_by(user: str, client_id: str, current) -> float | None:
 
 @given(quotas, st.sampled_from(["a", "b", "other"]), st.sampled_from(["a", "b", "other"]))
 def test_after_lowering_no_client_may_write_more(current, user, client_id):
-    """With any settings, the quota that counts for a client is at most the rate."""
+    """The quota that counts for a client is at most the rate after lowering, with any settings."""
     changes = plan_lowering(current, RATE)
     lowered = current | still_to_lower(changes, current, RATE)
     found = used_by(user, client_id, lowered)
@@ -78,7 +78,7 @@ def test_what_was_lowered_goes_back_to_what_it_was(current):
     ],
 )
 def test_only_quotas_that_go_before_the_default_are_lowered(entity, is_lowered):
-    """What Kafka looks at after the default of every user and client needs no change."""
+    """Quotas that Kafka looks at after the default of every user and client need no change."""
     changes = plan_lowering({quota_entity(**entity): 5000.0}, RATE)
     assert any(change.previous == 5000.0 for change in changes) is is_lowered
     assert any(change.entity == EVERY_PRODUCER for change in changes)

@@ -65,7 +65,7 @@ def test_areas_are_the_smaller_of_percent_and_bytes(settings, expected):
     ],
 )
 def test_cache_gives_way_where_both_do_not_fit(settings, expected):
-    """Where log and cache are more than the disk, the log's area is filled first."""
+    """The log's area is filled first if log and cache together are larger than the disk."""
     assert areas(**settings) == expected
 
 
@@ -119,7 +119,7 @@ sizes = st.none() | st.integers(0, 2**50)
     has_cache=st.booleans(),
 )
 def test_areas_never_exceed_the_disk(total_bytes, settings, has_logs, has_cache):
-    """For any disk and settings no area is negative, and together they fit the disk."""
+    """No area is negative, and the areas together fit the disk, for any disk and settings."""
     found = divide_disk(total_bytes, settings, has_logs=has_logs, has_cache=has_cache)
     parts = (found.reserved_bytes, found.cache_bytes, found.log_bytes)
     assert min(parts) >= 0
@@ -135,7 +135,7 @@ def use(path, *, filesystem=1, used=0, total=1000) -> DirectoryUse:
 
 
 def test_log_directories_on_one_filesystem_are_one_space():
-    """They share one log area, and their use is added up."""
+    """The directories share one log area, and their use is added up."""
     found = plan_spaces([use("/a", used=300), use("/b", used=250)], use("/c", used=40), DEFAULTS)
     expected = DiskSpace(
         filesystem=1,
@@ -199,7 +199,7 @@ def space(total, *, log_used, cache_used) -> DiskSpace:
     ],
 )
 def test_cache_never_takes_what_the_log_uses(log_used, cache_used, limit, cache_excess, log_excess):
-    """While the log is over its area the cache has the less, and evicts what is more."""
+    """The cache gets less while the log is over its area, and evicts what it has above that."""
     found = space(1000, log_used=log_used, cache_used=cache_used)
     assert (found.cache_limit_bytes, found.cache_excess_bytes) == (limit, cache_excess)
     assert found.log_excess_bytes == log_excess
@@ -217,7 +217,7 @@ def test_cache_never_takes_what_the_log_uses(log_used, cache_used, limit, cache_
     ],
 )
 def test_cache_goes_first_on_a_disk_that_shrinks(total, cache_limit, log_excess):
-    """With 500 bytes of log and a full cache, what a smaller disk lacks comes from the cache first."""
+    """A disk that shrinks takes the missing bytes from a full cache first, and then from the log."""
     found = space(total, log_used=500, cache_used=200)
     assert found.cache_limit_bytes == cache_limit
     assert found.cache_excess_bytes == 200 - cache_limit

@@ -74,7 +74,7 @@ def end(manifest, *, log=LOG, log_start_offset=0, up_to=None):
     ],
 )
 def test_durable_end_is_the_first_offset_that_is_not_stored(rows, offset, because):
-    """However the archive is cut, the end is where it stops covering what is on disk."""
+    """The durable end is where the archive stops covering what is on disk, however the archive is cut."""
     found = end(replace(stored(rows), epochs=((0, 0),)))
     assert (found.offset, found.because) == (offset, because)
 
@@ -106,7 +106,7 @@ def test_durable_end_passes_over_what_is_on_its_way_out():
 
 
 def test_durable_end_of_a_reframed_log_does_not_compare_sizes():
-    """Where files have other bytes than the batches stored, the bounds alone count."""
+    """The bounds alone count for a reframed log: its files are not the bytes that are stored."""
     manifest = stored([remote(10, 19, size_bytes=1), remote(20, 29)])
     assert end(manifest, log=replace(LOG, is_reframed=True)).offset == 30
 
@@ -118,7 +118,7 @@ def test_durable_end_is_not_searched_past_what_was_asked():
 
 
 def test_durable_end_of_no_segment_is_the_log_start():
-    """Where nothing is on disk, nothing that is not durable is."""
+    """The durable end of a log without segments is the log's start: nothing on disk waits for an upload."""
     assert end(stored([remote(0, 9)]), log=local_log([]), log_start_offset=7).offset == 7
 
 

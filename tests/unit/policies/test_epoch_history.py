@@ -102,7 +102,7 @@ def test_end_offset_for_answers_as_a_broker_does(history, epoch, log_end_offset,
 
 @given(histories(min_size=1), st.integers(0, 22))
 def test_end_offset_for_is_past_every_record_of_the_epochs_up_to_it(history, epoch):
-    """Of the records in the log, those below the answer are those of the asked epoch or older ones."""
+    """Records below the answer have the asked epoch or an older one, and all others a newer one."""
     answer = end_offset_for(history, epoch, log_end_offset=LOG_END)
     if answer is None:
         assert epoch > history[-1][0]
@@ -145,7 +145,7 @@ def test_a_cut_at_the_tail_drops_the_epochs_that_begin_at_or_past_it(offset, exp
 
 @given(histories(), st.integers(0, LOG_END))
 def test_a_cut_history_says_the_same_of_every_offset_that_is_left(history, offset):
-    """After a cut at either side, each offset that remains keeps its epoch, and no other has one."""
+    """Each offset that remains after a cut at either side keeps its epoch, and no other offset has one."""
     assert written_under(without_below(history, offset)) == written_under(history, base_offset=offset)
     assert written_under(without_from(history, offset), next_offset=offset) == written_under(
         history, next_offset=offset
@@ -204,5 +204,5 @@ def test_completed_takes_from_batches_what_the_history_does_not_reach(history, o
     ],
 )
 def test_newest_shared_epoch_is_the_newest_that_both_know(one, other, expected):
-    """Where an epoch begins does not count: that moves with the log's head."""
+    """The offset where an epoch begins does not count: it moves with the start of the log."""
     assert newest_shared_epoch(one, other) == newest_shared_epoch(other, one) == expected

@@ -113,7 +113,7 @@ def test_open_transaction_holds_a_segment_and_those_after_it():
 
 
 def test_active_segment_tells_when_its_stable_part_goes():
-    """With an upload interval the stable part is due that long after the last upload, and goes then."""
+    """The stable part of the active segment is due one upload interval after the last upload."""
     topic = facts(upload_interval_ms=60_000)
     manifest = archive(*BASES)
     uploaded_ms = TIME_MS + 2000
@@ -143,7 +143,7 @@ def test_part_of_a_segment_in_the_archive_is_said():
 
 
 def test_trim_takes_what_is_past_the_local_target():
-    """What the size limit lets go is trimmable, the rest tells how many bytes it still takes."""
+    """A segment past the limit is trimmable. The others say how many bytes it still takes."""
     found = explained(facts(target_bytes=3 * 1024), manifest=archive(*BASES))
     assert [found[base].state for base in BASES] == [
         State.TRIMMABLE,
@@ -168,7 +168,7 @@ def test_segment_behind_one_that_stays_waits_for_it():
 
 
 def test_stable_part_of_a_closed_segment_goes_before_its_end():
-    """Past the upload interval a segment held by a transaction is due in part, and the next follows it."""
+    """A segment held by a transaction is due in part past the upload interval, and the next follows it."""
     topic = facts(upload_interval_ms=0)
     found = explained(topic, manifest=archive(0, 10, 20), stable=25)
     assert [found[base].state for base in (20, 30)] == [State.DUE, State.WAITING]
@@ -186,7 +186,7 @@ def test_segment_in_two_pieces_is_as_young_as_the_younger_and_goes_with_the_late
 
 
 def test_log_without_an_active_segment_repeats_nothing():
-    """Where only closed segments are known, as of Redpanda, a stored one that is on disk has one entry."""
+    """A stored segment that is on disk has one entry. Redpanda's logs show only closed segments."""
     log = local_log(BASES)
     closed = replace(log, segments=log.segments[:-1])
     found = explained(facts(), log=closed, manifest=archive(*BASES))
@@ -194,7 +194,7 @@ def test_log_without_an_active_segment_repeats_nothing():
 
 
 def test_stored_segment_in_a_hole_of_the_log_is_told():
-    """What is missing between two files, and is in the archive, says that no file has it."""
+    """An archived segment between two files says that no file has it."""
     log = local_log(BASES)
     holed = replace(log, segments=(log.segments[0], *log.segments[2:]))
     found = explained(facts(), log=holed, manifest=archive(*BASES))
@@ -203,7 +203,7 @@ def test_stored_segment_in_a_hole_of_the_log_is_told():
 
 
 def test_trimmed_segment_waits_for_the_broker():
-    """Below the log's start the files are the broker's to delete."""
+    """Files below the log's start are the broker's to delete."""
     found = explained(facts(), manifest=archive(*BASES), start=20)
     assert [found[base].state for base in (0, 10, 20)] == [State.LEAVING, State.LEAVING, State.KEPT]
     assert found[10].reason == "the log begins after the segment, at offset 20"
@@ -217,14 +217,14 @@ def test_trimmed_segment_waits_for_the_broker():
     ],
 )
 def test_topic_without_local_retention_gives_up_all_that_is_durable(topic, because):
-    """Where local retention has no say, everything durable may go, whatever the limits are."""
+    """Everything durable may go if local retention does not apply to the topic, whatever the limits are."""
     found = explained(topic, manifest=archive(*BASES[:4]))
     assert [found[base].state for base in BASES] == [*[State.TRIMMABLE] * 3, State.DUE, State.ACTIVE]
     assert because in found[0].reason
 
 
 def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
-    """Behind a file that is not proved nothing goes, and local limits are not named as the reason."""
+    """Segments behind a file that is not proved stay, and local limits are not named as the reason."""
     found = explained(
         facts(mode=StorageMode.CLOUD, target_bytes=10**9), manifest=archive(*BASES), sizes={0: 1000}
     )
@@ -255,7 +255,7 @@ def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
     ],
 )
 def test_topic_that_is_never_trimmed_says_why(topic, reason, next_step):
-    """However far past its target, a segment stays, and the reason is the topic's."""
+    """A segment stays, however far past its target, and the reason is the topic's."""
     found = explained(topic, manifest=archive(*BASES))
     assert [found[base].state for base in BASES[:-1]] == [State.KEPT] * 4
     assert found[0].reason == reason
@@ -297,13 +297,13 @@ def test_archive_only_segment_without_a_time_counts_from_its_upload():
     ],
 )
 def test_archive_without_total_retention_keeps_everything(total, because):
-    """What nothing deletes says so."""
+    """The next step says why nothing deletes the segment."""
     found = explained(facts(total=total), bases=(40, 50), manifest=archive(*BASES), start=40)
     assert (found[0].state, found[0].next_step) == (State.ARCHIVED, f"the segment stays: {because}")
 
 
 def test_segments_past_total_retention_go_for_good():
-    """Both tiers give up what total retention does not keep, and the local target has no say."""
+    """Both tiers give up what total retention does not keep, whatever the local target is."""
     topic = facts(total=TotalRetention(None, 3 * 1024))
     found = explained(topic, bases=(10, 20, 30, 40), manifest=archive(*BASES), start=10)
     assert seen(found) == {
@@ -317,7 +317,7 @@ def test_segments_past_total_retention_go_for_good():
 
 
 def test_stored_segment_that_reaches_into_the_local_log_has_its_own_entry():
-    """A segment that another leader cut elsewhere is told beside the file that holds its end."""
+    """A segment that another leader cut elsewhere stands beside the file that holds its end."""
     found = explained(facts(), bases=(15, 20, 30), manifest=archive(0, 20), start=15)
     assert seen(found) == {
         0: (Place.ARCHIVE, State.ARCHIVED),
@@ -328,7 +328,7 @@ def test_stored_segment_that_reaches_into_the_local_log_has_its_own_entry():
 
 
 def test_gap_and_missing_offsets_are_nowhere():
-    """What is recorded as lost says why; what has just gone is not a gap yet."""
+    """A recorded gap has its reason, and offsets that have just gone are not a gap yet."""
     manifest = archive(0, 10).with_gap(Gap(10, 19, "deleted too early", TIME_MS))
     found = explained(facts(), bases=(30, 40), manifest=manifest, start=30)
     assert seen(found) == {
@@ -388,7 +388,7 @@ def test_file_with_another_size_than_its_copy_is_unproved(topic, next_step):
 
 
 def test_compacted_file_that_replaces_nothing_says_why():
-    """Where housekeeping leaves a compacted segment alone, the reason is the policy's."""
+    """The next step of a compacted segment gives housekeeping's reason for not uploading it again."""
     topic = facts(target_bytes=0, is_compacted=True, is_compact_only=True, reuploads_compacted=True)
     found = explained(topic, manifest=archive(*BASES), sizes={10: 1025})
     assert found[10].state is State.UNPROVED
@@ -406,7 +406,7 @@ def test_compacted_file_that_replaces_nothing_says_why():
     ],
 )
 def test_idle_partition_names_the_first_thing_to_change(flags, because):
-    """What stops a partition altogether is told with the most general reason first."""
+    """The reasons that stop a partition altogether come with the most general first."""
     found = why_idle(**{"is_written": True, "is_paused": False, "is_held": True, "is_led": True, **flags})
     assert because in found
     assert bool(found) == bool(because)
@@ -453,7 +453,7 @@ def test_explanation_sums_up_what_holds_for_all():
     now=st.integers(0, 250),
 )
 def test_explanation_agrees_with_the_policies(times, target_ms, target_bytes, total, now):
-    """What is said to be trimmable or expired is what is planned, and a due time keeps its word."""
+    """Segments that are called trimmable or expired are those that are planned, and a due time is right."""
     bases = range(0, 10 * (len(times) + 1), 10)
     rows = [
         remote(base, base + 9, max_timestamp_ms=TIME_MS + time, uploaded_at_ms=TIME_MS + 500)
@@ -480,7 +480,7 @@ def test_explanation_agrees_with_the_policies(times, target_ms, target_bytes, to
 
 
 def test_segment_that_retention_took_is_told_until_its_objects_are_gone():
-    """It is out of the archive, and its objects wait for readers that began before."""
+    """The segment is out of the archive, and its objects wait for readers that began before."""
     manifest = archive(*BASES).expired(2, now_ms=NOW_MS - 1000)
     found = explained(
         facts(delete_delay_ms=61_000), manifest=manifest, log=local_log(BASES[2:]), start=20, bases=BASES[2:]
@@ -516,7 +516,7 @@ def test_parts_of_a_merged_segment_are_told_of_once():
     ],
 )
 def test_local_segment_that_retention_took_from_the_archive_is_expired(changes, next_step):
-    """It is not called unproved, because no tier has to keep it."""
+    """An expired segment is not called unproved, because no tier has to keep it."""
     found = explained(facts(**changes), manifest=archive(*BASES).expired(2, now_ms=NOW_MS))
     assert [found[base].state for base in BASES[:3]] == [State.EXPIRED, State.EXPIRED, State.KEPT]
     assert found[0].reason == "total retention keeps only offset 20 and later"

@@ -20,7 +20,7 @@ def spans(part):
 
 
 def test_whole_archive_counts_and_its_epochs_do_not():
-    """It ends where the new log begins."""
+    """The part ends where the new log begins."""
     part = history_part(replace(THREE, epochs=((3, 0),)), end_offset=30, next_start=30)
     assert spans(part) == [(0, 10), (10, 20), (20, 30)]
     assert (part.next_offset, part.gaps, part.epochs) == (30, (), ())
@@ -40,20 +40,20 @@ def test_gap_over_the_end_is_cut_there():
 
 @pytest.mark.parametrize(("end_offset", "next_start"), [(40, 40), (30, 40), (35, 40)])
 def test_offsets_without_a_copy_are_a_gap(end_offset, next_start):
-    """A reader comes across, and is told."""
+    """A reader goes on over the gap, which is reported."""
     part = history_part(THREE, end_offset=end_offset, next_start=next_start)
     assert (part.next_offset, part.gaps) == (40, (Gap(30, 39, GONE, 0),))
 
 
 def test_gap_begins_with_a_segment_that_lies_over_the_end():
-    """Its records would come twice; what is before it stays readable."""
+    """The segment's records would come twice. The segments before it stay readable."""
     part = history_part(THREE, end_offset=15, next_start=17)
     assert (spans(part), part.next_offset, part.gaps) == ([(0, 10)], 17, (Gap(10, 16, GONE, 0),))
 
 
 @given(manifests(), st.integers(0, 10**6), st.data())
 def test_part_is_sound_whatever_the_archive_is(manifest, behind, data):
-    """It keeps the rules of a manifest, and reaches from its start to the next one's."""
+    """The part keeps the rules of a manifest, and reaches from its start to the start of the next."""
     ends = [one.next_offset for one in manifest.segments] + [manifest.next_offset]
     end_offset = data.draw(st.sampled_from(ends) | st.integers(manifest.start_offset, manifest.next_offset))
     next_start = min(end_offset + behind, 2**63 - 1)

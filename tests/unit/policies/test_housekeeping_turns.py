@@ -1,4 +1,4 @@
-"""When housekeeping gets a turn, and whose turn it is."""
+"""Turns of housekeeping: the time of the next one, and the job that gets it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def planned(*jobs, traffic=QUIET, round_at=0.0, now=NOW, limits=LIMITS):
     ],
 )
 def test_store_is_idle_at_or_below_the_threshold_for_a_whole_window(traffic, because):
-    """As many requests as rps times the window's seconds are idle; one more is not."""
+    """A store is idle up to the threshold's requests per second times the seconds of the window."""
     found = why_busy(traffic, LIMITS)
     assert because in found
     assert bool(found) == bool(because)
@@ -71,7 +71,7 @@ def test_idle_store_gives_a_turn():
     ("traffic", "because"), [(BUSY, "there were 11 requests"), (THROTTLED, "asked to slow down 2 times")]
 )
 def test_busy_store_pauses_what_waits(traffic, because):
-    """The reason is said, and it is tried again well within the window."""
+    """The plan gives the reason, and the next attempt comes well within the window."""
     plan = planned(job(), traffic=traffic)
     assert (plan.state, plan.job) == (HousekeepingState.PAUSED, None)
     assert because in plan.reason
@@ -80,7 +80,11 @@ def test_busy_store_pauses_what_waits(traffic, because):
 
 @pytest.mark.parametrize("traffic", [BUSY, THROTTLED])
 def test_turn_is_forced_once_the_interval_is_over(traffic):
-    """Not before; and then whatever the store says, for the reason that it is busy."""
+    """
+    A turn is forced when the interval is over and not before, even if the store is busy.
+
+    The reason says so.
+    """
     assert planned(job(covered_at=NOW - 299.9), traffic=traffic).job is None
     plan = planned(job(covered_at=NOW - 300), traffic=traffic)
     assert (plan.state, plan.job, plan.is_forced) == (HousekeepingState.ACTIVE, "merge", True)
@@ -94,7 +98,7 @@ def test_pause_ends_when_a_forced_turn_is_due():
 
 @pytest.mark.parametrize("traffic", [QUIET, BUSY])
 def test_turn_goes_to_the_job_whose_last_one_is_longest_ago(traffic):
-    """Of those that wait, and of those that are overdue."""
+    """The longest-waiting job gets the turn, among those that wait and among those that are overdue."""
     overdue = NOW - 400
     jobs = [
         job("a", served_at=NOW - 1, covered_at=overdue),
@@ -117,13 +121,13 @@ def test_job_that_is_done_waits_for_the_next_round():
 
 
 def test_round_does_not_begin_before_its_time():
-    """Between two rounds no job is asked again."""
+    """No job gets a turn before the time of the next round."""
     plan = planned(job(), round_at=NOW + 7)
     assert (plan.state, plan.job, plan.wait_seconds) == (HousekeepingState.IDLE, None, 7.0)
 
 
 def test_job_that_failed_is_left_alone_even_when_overdue():
-    """It comes again when its pause is over; others go on meanwhile."""
+    """A failed job comes again when its pause is over, and others go on meanwhile."""
     failed = job("a", covered_at=NOW - 900, not_before=NOW + 40)
     assert planned(failed).wait_seconds == 40.0
     assert planned(failed, job("b")).job == "b"
@@ -138,7 +142,7 @@ def test_without_jobs_nothing_is_planned():
 
 
 def test_pause_doubles_with_each_failure_up_to_the_interval():
-    """It begins with a window."""
+    """The pause begins with the seconds of a window."""
     assert [pause_after_failures(count, LIMITS) for count in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
     assert pause_after_failures(10**6, LIMITS) == 300
 
@@ -158,7 +162,11 @@ traffics = st.builds(
 
 @given(st.lists(standings, max_size=6), traffics, st.floats(0, 2 * NOW))
 def test_turn_is_planned_or_a_time_to_plan_again(jobs, traffic, round_at):
-    """Never both, and never is a job served that was to be left alone, or unforced beside traffic."""
+    """
+    A plan has a turn or a time, never both.
+
+    No job is served that has to be left alone, or unforced beside traffic.
+    """
     plan = planned(*jobs, traffic=traffic, round_at=round_at)
     by_name = {one.name: one for one in jobs}
     assert (plan.job is None) == (plan.wait_seconds > 0)
@@ -181,7 +189,7 @@ def test_turn_is_planned_or_a_time_to_plan_again(jobs, traffic, round_at):
     st.floats(0, 20),
 )
 def test_sliding_count_counts_the_window_and_at_most_a_hundredth_more(pauses, window_seconds, rest):
-    """It never misses an event of the window, and forgets each within a hundredth of it."""
+    """A count includes every event of the window, and forgets each within a hundredth of the window."""
     count, now, events = SlidingCount(window_seconds), 0.0, []
     for pause in pauses:
         now += pause

@@ -37,7 +37,7 @@ def target(ms=None, size=None) -> LocalTarget:
     ],
 )
 def test_span_names_two_neighbouring_units(milliseconds, words):
-    """A length of time is told in its largest unit and the next one, if that adds anything."""
+    """A length of time is written in its largest unit and the next one, if that adds anything."""
     assert span(milliseconds) == words
 
 

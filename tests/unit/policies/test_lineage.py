@@ -249,7 +249,7 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
     ],
 )
 def test_nothing_is_replaced_without_proof(manifest, facts, lineage, reason):
-    """Where the histories agree, or cannot be compared, the archive stays as it is."""
+    """An archive stays as it is if the histories agree or cannot be compared."""
     assert plan(manifest, **facts) == LineagePlan(lineage, reason, manifest.next_offset)
 
 
@@ -421,7 +421,7 @@ def test_a_replacement_says_what_the_local_log_can_no_longer_give(
     ],
 )
 def test_a_replacement_that_drops_no_good_record_has_nothing_to_salvage(entries, epochs, missing):
-    """What precedes the divergence in a gap was never stored, so nothing is lost with it."""
+    """Records of a gap before the divergence were never stored, so nothing is lost with them."""
     found = plan(archive(*entries), bases=(160,), epochs=epochs).replacement
     assert (found.missing, found.only_archived) == (missing, None)
 
@@ -468,7 +468,7 @@ def test_good_segments_after_a_gap_are_only_archived():
     ],
 )
 def test_only_what_is_on_the_lineage_of_a_log_is_durable_of_it(manifest, epochs, expected):
-    """An old copy of the manifest may tell of records that another leader's have replaced."""
+    """An old copy of the manifest may have records that another leader's have replaced."""
     assert archived_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == expected
 
 
@@ -589,7 +589,7 @@ def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
 
 
 def test_reopened_transaction_whose_records_left_the_disk_is_only_archived():
-    """What would be cut off is good, and is nowhere else."""
+    """The good records that would be cut off are nowhere else."""
     found = plan(crossed((150, 320, OLD)), epochs=SHORT, bases=(200,)).replacement
     assert (found.base_offset, found.missing, found.only_archived) == (
         100,
@@ -653,7 +653,7 @@ def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset
 
 
 def test_emptied_archive_has_no_transaction_that_reopens():
-    """None of its records is left, so there is nothing to cut off and archive again."""
+    """No record of the transaction is left, so there is nothing to cut off and archive again."""
     manifest = replace(EMPTIED, crossing=(CrossingTransaction(7, 250, 320, OLD),))
     found = plan(manifest, epochs=(*ARCHIVED, (NEW, 300)))
     assert (found.lineage, found.replacement) == (Lineage.HOLDS, None)
@@ -661,7 +661,7 @@ def test_emptied_archive_has_no_transaction_that_reopens():
 
 @pytest.mark.parametrize(("next_offset", "left"), [(100, 1), (60, 0)], ids=["one segment", "none"])
 def test_cut_that_leaves_no_segment_leaves_no_transaction(next_offset, left):
-    """Where users deleted up to the middle of a segment, the archive begins inside it."""
+    """A transaction goes with the last segment, also where the archive begins inside that segment."""
     manifest = replace(crossed((50, 320, OLD), entries=((0, 99), (100, 199))), start_offset=60)
     cut = cut_back(manifest, next_offset, leader_epoch=NEW, now_ms=2)
     assert (len(cut.segments), len(cut.crossing)) == (left, left)

@@ -235,7 +235,7 @@ def _offsets(found) -> list[int]:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(terms, min_size=2, max_size=12))
 def test_the_archive_keeps_what_its_leader_holds_and_nothing_off_its_lineage(history):
-    """After any elections a scan keeps exactly the segments whose every record the leader holds."""
+    """A scan keeps exactly the segments whose every record the leader holds, after any elections."""
     cluster = Cluster()
     for term in history:
         cluster.play(term)

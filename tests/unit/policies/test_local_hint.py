@@ -141,14 +141,14 @@ def test_hint_that_is_new_is_published():
 
 
 def test_hint_without_anything_to_trim_records_no_trim():
-    """It is where the log begins, which a user may have cut."""
+    """The hint is where the log begins, which a user may have cut."""
     shape = replace(SHAPE, target=LocalRetentionTarget(None, None))
     found = plan(shape, None, stored=30, log_start_offset=7)
     assert (found.offset, found.trims_to) == (7, 0)
 
 
 def test_first_hint_waits_until_something_may_go():
-    """It is not worth a commit before that: a hint that is awaited lets nothing go either."""
+    """A first hint is not worth a commit before that: an awaited hint lets nothing go either."""
     shape = replace(SHAPE, target=LocalRetentionTarget(None, None))
     found = plan(shape, None, stored=None)
     assert (found.step, found.offset, found.is_change) == (HintStep.EVALUATE, None, False)
@@ -185,7 +185,7 @@ def test_hint_moves_with_the_target_up_and_down(target_bytes, offset):
 
 @pytest.mark.parametrize("shape", [replace(SHAPE, storage_mode=CLOUD), replace(SHAPE, is_compacted=True)])
 def test_hint_that_has_no_say_any_more_is_cleared_once(shape):
-    """What is stored is cleared; when that is done there is nothing left to do."""
+    """A stored hint is cleared once, and then there is nothing left to do."""
     found = plan(shape)
     assert (found.step, found.offset, found.is_change, found.memory) == (HintStep.CLEAR, None, True, None)
     again = plan(shape, found.memory, stored=found.offset)
@@ -209,7 +209,7 @@ def test_hint_whose_publish_failed_is_planned_again(shape, stored):
 
 
 def test_hint_is_not_evaluated_while_it_is_left():
-    """Between two evaluations what is stored holds, whatever the log has become."""
+    """The stored hint holds between two evaluations, however the log changes meanwhile."""
     found = plan(log=local_log([0, 10]), stored=30)
     assert (found.step, found.offset, found.memory) == (HintStep.LEAVE, 30, FRESH)
 
@@ -223,7 +223,7 @@ ticks = st.tuples(
 
 @given(shapes, st.lists(ticks, max_size=12))
 def test_hint_follows_any_history_of_configurations_failures_and_leaders(shape, history):
-    """After each publish, and no later than 60 s, what is stored is what the configuration asks for."""
+    """The stored hint is what the configuration asks for after each publish, and within 60 s."""
     stored_hint, memory, now_ms, since_ms = None, None, TIME_MS, TIME_MS
     for passed_ms, appended, changed, fails, leader_changes in history:
         now_ms += passed_ms

@@ -56,7 +56,7 @@ def trimmed(found: TrimPlan) -> list[int]:
     ],
 )
 def test_trim_leaves_what_kafka_leaves(bases, log_start_offset, highest_remote, remaining):
-    """In Kafka's own cases, where every closed segment breaches a limit, the same segments remain."""
+    """A trim leaves the same segments as Kafka, in Kafka's own cases of a breached limit."""
     found = plan(
         bases,
         NOTHING_STAYS,
@@ -80,7 +80,7 @@ def test_trim_leaves_what_kafka_leaves(bases, log_start_offset, highest_remote, 
     ],
 )
 def test_trim_by_size_never_goes_below_the_target(target_bytes, expected):
-    """Of 50 segments of 1 KiB and 512 active bytes, as many go as leave at least the target."""
+    """A trim leaves at least the target's bytes of 50 segments of 1 KiB and 512 active bytes."""
     bases = list(range(0, 5001, 100))
     found = plan(bases, LocalRetentionTarget(None, target_bytes), sizes={5000: 512})
     assert trimmed(found) == bases[:expected]
@@ -88,7 +88,7 @@ def test_trim_by_size_never_goes_below_the_target(target_bytes, expected):
 
 @pytest.mark.parametrize("old", [0, 1, 23, 50])
 def test_trim_by_time_takes_the_old_ones_at_the_head(old):
-    """Of 50 segments the first few are older than the limit, and exactly those go."""
+    """A trim takes exactly those of 50 segments that are older than the limit."""
     bases = list(range(0, 5001, 100))
     rows = [
         remote(base, base + 99, max_timestamp_ms=TIME_MS - 1 if number < old else TIME_MS)
@@ -180,7 +180,7 @@ def test_retention_time_is_the_newest_record_but_never_after_the_upload(
     ],
 )
 def test_trim_keeps_what_is_not_durable(rows, reason):
-    """However far past its target, a segment stays unless the archive has all of its offsets and bytes."""
+    """A segment stays unless the archive has all of its offsets and bytes, however large the log is."""
     found = plan([10, 20, 30], NOTHING_STAYS, manifest=stored(rows))
     assert (trimmed(found), found.kept_because) == ([], reason)
 
@@ -235,13 +235,13 @@ def test_trim_takes_a_segment_that_the_archive_covers_however_it_is_cut(rows, ex
 
 @pytest.mark.parametrize("size_bytes", [1, 1023, 1024, 10**9])
 def test_trim_of_pieces_cut_elsewhere_leaves_the_size_to_the_comparison(size_bytes):
-    """Where bounds differ sizes do too, and say nothing; the trimmer reads the bytes."""
+    """Sizes say nothing if pieces have other bounds than the segment: the trimmer reads the bytes."""
     found = plan([10, 20], NOTHING_STAYS, manifest=stored([remote(5, 30, size_bytes=size_bytes)]))
     assert pieces_of(found) == [([5], False)]
 
 
 def test_trim_of_a_reframed_log_leaves_the_size_to_the_comparison():
-    """Where files have other bytes than the batches stored, sizes differ even with the same bounds."""
+    """Sizes of a reframed log say nothing, even with equal bounds: its files are not the stored bytes."""
     log = local_log([10, 20])
     manifest = stored([remote(10, 19, size_bytes=999)])
     kept = plan_trim(log, manifest, NOTHING_STAYS, log_start_offset=0, now_ms=FAR_FUTURE_MS)
@@ -337,7 +337,7 @@ def test_trim_says_why_it_ends(bases, reason):
     ],
 )
 def test_trim_counts_segments_below_the_log_start_as_gone(log_start_offset, expected):
-    """What the broker is removing already is not named again, and its bytes no longer count."""
+    """Segments that the broker is already removing are not named again, and their bytes do not count."""
     # Four segments of 1024 bytes and the active one: 3000 bytes need three of them to stay.
     found = plan([0, 10, 20, 30], BY_BYTES, log_start_offset=log_start_offset)
     assert trimmed(found) == expected
@@ -387,7 +387,11 @@ def situations(draw: st.DrawFn):
 
 @given(situations())
 def test_trim_is_the_longest_durable_prefix_that_breaches_a_limit(situation):
-    """Whatever log, archive and target: all of the durable, superfluous head goes, and no more."""
+    """
+    A trim takes the whole durable head that breaches a limit, and no more.
+
+    This holds for any log and target.
+    """
     bases, sizes, manifest, target, log_start_offset, now_ms = situation
     found = plan(
         bases, target, manifest=manifest, sizes=sizes, log_start_offset=log_start_offset, now_ms=now_ms
@@ -419,7 +423,7 @@ def test_trim_is_the_longest_durable_prefix_that_breaches_a_limit(situation):
 
 @given(situations())
 def test_trim_is_due_from_when_on_a_plan_names_a_segment(situation):
-    """Before that time every plan is empty and from it on none is, if nothing else changes."""
+    """Every plan before the due time is empty, and no plan from then on is, if nothing else changes."""
     bases, sizes, manifest, target, log_start_offset, _ = situation
     log = local_log(bases, sizes=sizes)
     due_ms = trim_due_ms(log, manifest, target, log_start_offset=log_start_offset)
@@ -445,7 +449,7 @@ def test_trim_is_due_from_when_on_a_plan_names_a_segment(situation):
     ],
 )
 def test_trim_is_due_to_the_millisecond(target, rows, due_ms):
-    """By time at the newest record's age, by size at once, and without either never."""
+    """A trim by time is due at the newest record's age, one by size at once, one without limits never."""
     log = local_log([10, 20])
     assert trim_due_ms(log, stored(rows), target, log_start_offset=0) == due_ms
     assert trim_due_ms(log, stored(rows), target, log_start_offset=20) == math.inf, "it is gone already"

@@ -1,4 +1,4 @@
-"""Where local retention lets a log begin, as a broker's own housekeeping would have it."""
+"""The offset at which local retention lets a log begin, as a broker's own housekeeping would have it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def local_start(bases, target, *, rows=None, sizes=None, log_start_offset=0, now
     ],
 )
 def test_local_start_is_the_first_offset_that_stays(bases, log_start_offset, rows, start):
-    """It lies on a segment's base, or at the log's start where that is higher."""
+    """The start lies on a segment's base, or at the log's start where that is higher."""
     found = local_start(bases, NOTHING_STAYS, rows=rows, log_start_offset=log_start_offset)
     assert found == start
 
@@ -58,13 +58,13 @@ def test_local_start_is_the_first_offset_that_stays(bases, log_start_offset, row
     ],
 )
 def test_local_start_follows_the_limit_that_takes_more(target_ms, target_bytes, start):
-    """Of four closed segments and the active one, 1 KiB each, those past either limit go."""
+    """The limit that takes more segments decides where the log may begin."""
     target = LocalRetentionTarget(target_ms, target_bytes)
     assert local_start([0, 10, 20, 30, 40], target) == start
 
 
 def test_local_start_behind_closed_segments_only_is_their_end():
-    """Where no active segment was made yet, the log may begin behind the last closed one."""
+    """The log may begin behind its last closed segment if there is no active segment yet."""
     log = local_log([0, 10, 20])
     manifest = stored([remote(0, 9), remote(10, 19)])
     found = plan_trim(
@@ -115,7 +115,7 @@ def test_local_start_is_where_rounds_of_housekeeping_end(segments, active_bytes,
 def test_local_start_never_moves_back_with_time_or_a_smaller_target(
     segments, target_ms, target_bytes, log_start
 ):
-    """Later, or with less to keep, the start is the same or higher; and the log start bounds it below."""
+    """The start is the same or higher with more time or a smaller target, and never below the log's start."""
     bases = [10 * number for number in range(len(segments) + 1)]
     rows = [
         remote(base, base + 9, size_bytes=size, max_timestamp_ms=TIME_MS - age)

@@ -143,7 +143,7 @@ def test_local_limits_are_looked_up_apart_and_the_first_place_decides():
     ],
 )
 def test_local_target_remarks_on_what_kafka_refuses(local_ms, local_bytes, total_bytes, total_ms, faults):
-    """In Kafka's own cases, what it refuses is named; what it accepts is not."""
+    """A remark names what Kafka refuses in Kafka's own cases, and none names what Kafka accepts."""
     settings = LocalSettings("the file", kafka_ms=local_ms, kafka_bytes=local_bytes)
     found = resolve(settings, total_ms=total_ms, total_bytes=total_bytes)
     values = {"ms": (local_ms, total_ms), "bytes": (local_bytes, total_bytes)}
@@ -157,7 +157,7 @@ def test_local_target_remarks_on_what_kafka_refuses(local_ms, local_bytes, total
 @pytest.mark.parametrize("shadowed", [5, 0, -1])
 @pytest.mark.parametrize("kind", ["ms", "bytes"])
 def test_local_target_remarks_on_two_names_for_one_limit(kind, shadowed):
-    """Where both are set the remark names the one that holds, and the line to remove."""
+    """The remark names the setting that takes precedence, and the line to remove, if both names are set."""
     both = LocalSettings("the broker", **{f"kafka_{kind}": -2, f"redpanda_{kind}": shadowed})
     (remark,) = resolve(both).remarks
     assert remark == (

@@ -88,7 +88,7 @@ def test_loss_is_that_of_the_oldest_closed_segment_that_is_not_durable(next_offs
     ],
 )
 def test_loss_by_size_comes_when_enough_would_be_left(retention_bytes, next_offset, expected):
-    """As in Kafka a segment goes from the head while at least retention.bytes remain."""
+    """A segment goes from the head while at least `retention.bytes` remain, as in Kafka."""
     log = log_of([0, 10, 20, 30], sizes={0: 100, 10: 200, 20: 300, 30: 100})
     assert left(log, next_offset=next_offset, retention_bytes=retention_bytes) == expected
 
@@ -122,19 +122,19 @@ def test_loss_never_comes_where_there_is_no_record(bases):
     ],
 )
 def test_loss_by_time_takes_the_active_segment_as_well(next_offset, expected):
-    """When its newest record expires, Kafka closes and deletes it in one go."""
+    """Kafka closes and deletes the active segment in one go when its newest record expires."""
     log = log_of([0, 20], age_ms=400)
     found = left(log, next_offset=next_offset, log_end_offset=25, retention_ms=1000)
     assert found == pytest.approx(expected)
 
 
 def test_loss_by_size_never_takes_the_active_segment():
-    """However small the limit, the active segment stays."""
+    """The active segment stays, however small the limit is."""
     assert left(log_of([20], age_ms=10**9), log_end_offset=25, retention_bytes=0) == math.inf
 
 
 def test_rescue_is_due_halfway_from_the_last_record_to_its_deletion():
-    """Half of the retention is left then for a store that is away."""
+    """Half of the retention is left at that time for a store that is away."""
     log = log_of([0, 20], age_ms=400)
     assert rescue_due_ms(log, retention_ms=1000) == TIME_MS - 400 + 500
 
@@ -148,7 +148,7 @@ def test_rescue_is_due_halfway_from_the_last_record_to_its_deletion():
     ],
 )
 def test_rescue_is_never_due_where_nothing_active_expires(log, retention_ms):
-    """Without a limit in time, or without an active segment, there is nothing to hurry for."""
+    """No rescue is due without a limit in time, and none without an active segment."""
     assert rescue_due_ms(log, retention_ms=retention_ms) == math.inf
 
 

@@ -1,4 +1,4 @@
-"""Which stored segments make up an archive: what merges, crashes and elections leave is told apart."""
+"""Stored segments that make up an archive, apart from leftovers of merges, crashes and elections."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def spans(plan: RebuildPlan) -> list[tuple[int, int, int]]:
 
 
 def test_neighbours_are_all_chosen():
-    """Where no two objects hold the same offsets, all of them are the archive."""
+    """Segments without shared offsets are all chosen."""
     segments = [stored(0, 9), stored(10, 19), stored(20, 29)]
     assert plan_rebuild(reversed(segments)) == RebuildPlan(tuple(segments), (), ())
 
 
 def test_merged_segment_is_chosen_rather_than_its_parts():
-    """It is one segment in the place of several, with the same offsets."""
+    """A merged segment takes the place of several with the same offsets."""
     parts, merged = [stored(0, 9), stored(10, 19)], stored(0, 19, at=5)
     plan = plan_rebuild([*parts, merged, stored(20, 29)])
     assert spans(plan) == [(0, 19, 3), (20, 29, 3)]
@@ -68,13 +68,13 @@ def test_later_one_of_two_with_the_same_offsets_is_chosen():
 
 
 def test_one_of_a_newer_leader_is_chosen_before_a_later_one():
-    """Of two with the same offsets, whatever the store's clock said."""
+    """The newer leader epoch's segment is chosen of two with the same offsets, whatever the upload times."""
     old, new = stored(0, 9, epoch=3, at=9), stored(0, 9, epoch=4, at=1, epochs=((3, 0),))
     assert plan_rebuild([new, old]).chosen == (new,)
 
 
 def test_what_a_deposed_leader_stored_is_off_the_lineage():
-    """Its offsets go on past the first one of a newer epoch, which it did not know."""
+    """A deposed leader's offsets go on past the first offset of a newer epoch, which it did not know."""
     new = stored(0, 70, epoch=4, epochs=((3, 0), (4, 60)))
     old, longer = stored(0, 59), stored(0, 99)
     plan = plan_rebuild([old, longer, new, stored(100, 199)])
@@ -85,7 +85,7 @@ def test_what_a_deposed_leader_stored_is_off_the_lineage():
 
 
 def test_tail_of_a_deposed_leader_is_not_taken_for_what_follows():
-    """It begins just where the newer leader's last object ends, and is off the lineage all the same."""
+    """The tail begins where the newer leader's last object ends, and is off the lineage all the same."""
     new = stored(0, 99, epoch=4, epochs=((3, 0), (4, 50)))
     assert plan_rebuild([new, stored(100, 199)]).chosen == (new,)
 
@@ -161,7 +161,7 @@ def _overlap(one, other) -> bool:
 
 @given(some_segments())
 def test_choice_is_the_best_of_all_without_an_overlap(segments):
-    """As many offsets as possible, in as few segments, those stored late; compared with trying all."""
+    """The choice has the most offsets, in the fewest segments, stored the latest. A search of all agrees."""
     plan = plan_rebuild(segments)
     every = [
         some
@@ -266,7 +266,11 @@ def _epochs_by_offset(segments) -> dict[int, int]:
 
 @given(histories())
 def test_every_archived_offset_comes_back_with_its_own_record(history):
-    """Whatever merges, crashes and elections have left: each is of its own epoch."""
+    """
+    Each archived offset keeps the record of its own epoch.
+
+    Leftovers of merges and elections change nothing.
+    """
     plan = plan_rebuild([*history.archived, *history.left])
     wanted, found = _epochs_by_offset(history.archived), _epochs_by_offset(plan.chosen)
     assert {offset: found.get(offset) for offset in wanted} == wanted
@@ -274,7 +278,7 @@ def test_every_archived_offset_comes_back_with_its_own_record(history):
 
 @given(histories())
 def test_rebuilt_manifest_is_sound(history):
-    """It keeps every rule of manifests, and begins and ends as its segments do."""
+    """A rebuilt manifest keeps every rule, and begins and ends as its segments do."""
     plan = plan_rebuild(history.left or history.archived)
     if not plan.chosen:
         return

@@ -1,4 +1,4 @@
-"""What is said of merging, segment by segment."""
+"""The explanation of merging, segment by segment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def explained(manifest, local=(100,), *, terms=TERMS, log_start=100):
 
 
 def test_each_segment_has_its_reason():
-    """Those of a run are told of it, and those beside it why they are in none."""
+    """A segment of a run names the run, and one beside runs has the reason why it is in none."""
     manifest = archive(0, 10, 20, 30, 40, 50, 100, sizes={20: 5000, 30: 2000, 40: 3000})
     found = explained(manifest)
     run = (
@@ -46,7 +46,7 @@ def test_each_segment_has_its_reason():
 
 
 def test_segment_that_is_on_disk_waits_for_its_trim():
-    """From the first file on, whether the log begins there or later."""
+    """A segment counts as local from the first file on, whether the log begins there or later."""
     manifest = archive(0, 10, 20, 30)
     assert explained(manifest, (20, 30), log_start=30)[20] == STILL_LOCAL
     assert explained(manifest, (20, 30), log_start=20)[20] == STILL_LOCAL
@@ -70,7 +70,7 @@ def test_long_history_is_explained_as_a_whole():
     ],
 )
 def test_topic_that_is_never_merged_says_why(terms, because):
-    """Of each segment alike."""
+    """Each segment of such a topic has the same reason."""
     assert because in why_never_merged(terms)
     assert set(explained(archive(0, 10, 20), terms=terms).values()) == {why_never_merged(terms)}
     assert not why_never_merged(TERMS)

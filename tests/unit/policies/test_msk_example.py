@@ -133,7 +133,7 @@ def test_msk_example_happens_at_its_times():
     ],
 )
 def test_msk_example_has_each_segment_where_it_belongs(at_ms, local, archived):
-    """At each of the four times, and just before, both tiers hold what the example says."""
+    """Both tiers hold what the example says at each of the four times, and just before."""
     partition = run(tiered_from_ms=T1_MS, until_ms=at_ms)
     assert partition.local == local
     assert [one.base_offset for one in partition.archive.segments] == archived
@@ -156,6 +156,6 @@ def test_msk_example_tiered_late_loses_nothing_of_the_archive_s_time():
 
 
 def test_msk_example_without_tiering_touches_nothing():
-    """While tiering is off both segments stay as they are, whatever their age."""
+    """Both segments stay as they are while tiering is off, whatever their age."""
     partition = run(tiered_from_ms=END_MS + 1)
     assert (partition.local, partition.events) == ((0, 100), [])

@@ -87,7 +87,7 @@ def test_pin_goes_when_its_segment_is_durable_to_its_end(next_offset, released, 
     ],
 )
 def test_pin_goes_when_the_log_has_other_bytes_in_its_place(pinned, log_bases):
-    """After a truncation a pin is on no lineage any more, and what is in the log is pinned anew."""
+    """A pin that a truncation took off every lineage is released, and what is in the log is pinned anew."""
     log = local_log(log_bases)
     plan = plan_pins(log, [pinned], next_offset=0)
     assert plan.release == (pinned,)
@@ -157,7 +157,11 @@ def test_pins_after_a_plan_hold_all_that_is_not_durable_and_nothing_else(situati
 
 
 def test_budget_gives_up_the_oldest_held_files_first():
-    """By the time of the file, not by offset: pins of all partitions stand in one line."""
+    """
+    The budget releases held pins by the time of the file, not by offset.
+
+    All partitions share one order.
+    """
     young = pin(0, 10, is_held=True, size_bytes=100, modified_ns=30)
     oldest = pin(50, 60, is_held=True, size_bytes=100, modified_ns=10)
     middle = pin(20, 30, is_held=True, size_bytes=100, modified_ns=20)
@@ -182,7 +186,7 @@ def test_budget_counts_and_gives_up_only_held_pins():
     st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 5)), max_size=8), st.integers(0, 200)
 )
 def test_budget_is_kept_and_nothing_is_given_up_in_vain(drawn, budget_bytes):
-    """What stays fits, and would not fit together with the last one given up."""
+    """The remaining pins fit, and would not fit together with the last one given up."""
     pins = [
         pin(10 * at, 10 * at + 10, is_held=is_held, size_bytes=size_bytes, modified_ns=modified_ns)
         for at, (is_held, size_bytes, modified_ns) in enumerate(drawn)
@@ -277,7 +281,11 @@ def test_pin_is_of_the_log_where_the_histories_share_an_epoch_past_its_end(noted
     ],
 )
 def test_pin_is_of_the_log_that_has_a_file_of_that_time(anchor, expected):
-    """While the file exists, nothing below its base was cut off, whichever broker has led since."""
+    """
+    A file that was there when the pin was made proves the log: nothing below the file's base was cut off.
+
+    The leader epochs do not matter for that.
+    """
     assert strays(log_with([(9, 20)]), PinnedLog(HEAD, ((3, 0),), anchor)) == expected
 
 
@@ -289,7 +297,7 @@ def test_file_of_that_time_says_nothing_of_what_lies_past_its_base():
 
 
 def test_pin_of_a_segment_that_the_log_still_has_shows_what_came_before_it():
-    """It is a link of ours as well, and made when what came before was known to be of the log."""
+    """A pin of such a segment was made when everything before it was known to be of the log."""
     log = log_with([(9, 20)])
     assert strays(log, PinnedLog((*HEAD, pin(20, 30)), ((3, 0),))) == []
     aside = pin(20, 30)
@@ -332,7 +340,7 @@ def test_history_of_a_log_goes_as_far_back_as_its_pins(noted, anchor, epochs, ex
 
 
 def test_history_without_pins_is_the_broker_s():
-    """What is noted beside pins that are gone, or aside, is not asked for."""
+    """A note beside pins that are gone, or set aside, is not used."""
     for pins in ((), tuple(replace(each, is_stray=True) for each in HEAD), (pin(20, 30),)):
         log, _ = judged(log_with([(3, 20)]), PinnedLog(pins, ((2, 0), (3, 5))))
         assert log.epochs == ((3, 20),)
@@ -354,20 +362,20 @@ STRAY = replace(pin(10, 20, is_held=True), is_stray=True)
     ],
 )
 def test_stray_pin_stays_where_it_may_be_the_only_copy(next_offset, gaps, is_kept):
-    """It goes when the archive holds these offsets, and not when that has them as lost."""
+    """A stray pin goes when the archive holds its offsets, and stays if the archive has them as lost."""
     gaps = [Gap(first, last, "deleted", 0) for first, last in gaps]
     plan = plan_pins(local_log([30, 40]), [STRAY], next_offset=next_offset, gaps=gaps)
     assert (plan.stray, plan.release) == (((STRAY,), ()) if is_kept else ((), (STRAY,)))
 
 
 def test_stray_pin_is_in_no_other_pin_s_way():
-    """Where the log comes back to these offsets its segments get pins, and the stray one stays."""
+    """A log that comes back to these offsets has its segments pinned, and the stray pin stays."""
     plan = plan_pins(local_log([10, 20, 30]), [STRAY], next_offset=None)
     assert actions(plan) == ([10, 20], [])
     assert plan.stray == (STRAY,)
 
 
 def test_stray_pin_is_not_uploaded():
-    """It might be another log's; what is known to be of this one goes as ever."""
+    """A stray pin might be another log's. Pins that are known to be of this log are uploaded."""
     found = with_pins(local_log([20, 30]), [pin(0, 10), STRAY])
     assert bases(found) == [0, 20, 30]

@@ -59,7 +59,7 @@ def test_cut_that_loses_a_winner_puts_the_originals_back():
 
 
 def test_cut_behind_all_winners_undoes_nothing():
-    """What was compacted stays, and its originals are held on."""
+    """The compacted segments stay, and their originals are held on."""
     manifest = compacted(archive(), 0, 1, winners_end=30)
     after = cut_back(manifest, 30, leader_epoch=1, now_ms=9)
     assert writers(after) == ["rewritten-e1", "rewritten-e1", "0a"]
@@ -73,7 +73,7 @@ def test_later_compactions_are_undone_with_an_earlier_one():
 
 
 def test_compaction_of_a_compaction_is_undone_alone():
-    """Of two of the same segments the first stays where its winners are all there."""
+    """The first of two compactions of the same segments stays if the cut leaves all of its winners."""
     manifest = compacted(compacted(archive(), 0, 1, winners_end=30), 0, 1, writer="e2", winners_end=50)
     assert writers(cut_back(manifest, 40, leader_epoch=1, now_ms=9)) == [
         "rewritten-e1",
@@ -102,7 +102,7 @@ def test_what_has_expired_does_not_come_back():
 
 
 def test_an_erasure_ends_the_holding():
-    """What was replaced is not put back; only the log could bring it back."""
+    """The replaced segments are not put back: only the log could bring their records back."""
     manifest = compacted(archive(), 0, 1)
     after = manifest.released(manifest.retired, is_settled=False)
     assert after.unsettled == Unsettled(0, 50)
@@ -124,7 +124,7 @@ def test_held_segments_are_not_forgotten():
     ("log_starts", "settled"), [([50, 50], 1), ([50, 49], 0), ([49, 50], 0), ([90, 70], 1), ([], 0)]
 )
 def test_winners_below_the_log_start_are_settled(log_starts, settled):
-    """In each observation of the log."""
+    """Winners settle only if they lie below the log's start in each observation of the log."""
     manifest = compacted(archive(), 0, 1)
     observations = [LogObservation(one, keeps_all=False) for one in log_starts]
     release = plan_release(manifest, observations)
@@ -132,14 +132,18 @@ def test_winners_below_the_log_start_are_settled(log_starts, settled):
 
 
 def test_a_later_compaction_is_held_with_an_earlier_one():
-    """It could not be undone alone."""
+    """A later compaction cannot be undone alone."""
     manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=30)
     assert not plan_release(manifest, [LogObservation(40, keeps_all=False)] * 2)
     assert len(plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).settled) == 2
 
 
 def test_log_that_is_never_trimmed_holds_the_records_itself():
-    """As far back as it begins. What lies before is held for good."""
+    """
+    A log that is never trimmed holds its records from its start on.
+
+    Segments before its start are held for good.
+    """
     manifest = compacted(archive(), 1)
     observations = [LogObservation(10, keeps_all=True)] * 2
     assert plan_release(manifest, observations).in_log == manifest.retired
@@ -157,7 +161,7 @@ def test_unreadable_offsets_are_settled():
 
 
 def test_unsettled_offsets_settle_like_the_others():
-    """They are settled when all winners lie below the log's start."""
+    """Unsettled offsets settle when all winners lie below the log's start."""
     manifest = compacted(archive(), 1, is_held=False)
     assert not plan_release(manifest, [LogObservation(49, keeps_all=False)] * 2)
     assert plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).is_all_settled
@@ -176,7 +180,11 @@ def test_unsettled_offsets_settle_like_the_others():
     ],
 )
 def test_log_takes_the_place_of_what_is_not_held(cut_offset, log_start_offset, expected, is_lost):
-    """From the first segment that it has as a whole; what lies before is told of."""
+    """
+    The archive is cut back to the first segment that the log has as a whole.
+
+    Lost offsets before are reported.
+    """
     manifest = replace(compacted(archive(6), 1, is_held=False))
     found, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
     assert (found, bool(missing)) == (expected, is_lost)
@@ -190,7 +198,7 @@ def test_cut_forgets_what_is_unsettled_past_it():
 
 
 def test_compaction_needs_all_that_its_winners_came_from():
-    """Not only what it rewrites: a cut of any segment that was read refuses it."""
+    """A cut of any segment that the compaction read refuses it, not only a cut of those that it rewrites."""
     manifest = archive()
     read = basis(manifest, 4)
     assert why_winners_may_be_gone(read, manifest, base_offset=0) == ""
@@ -213,7 +221,7 @@ def test_compaction_is_not_refused_for_what_it_has_not_read():
 
 
 def test_manifest_that_was_made_again_does_not_tell_of_cuts():
-    """It has lost the replacements that were known: the compaction is refused."""
+    """A rebuilt manifest has lost its replacements, so the compaction is refused."""
     cut = cut_back(archive(), 40, leader_epoch=1, now_ms=9)
     read = basis(cut, 4)
     assert why_winners_may_be_gone(read, replace(cut, replacements=()), base_offset=0)
@@ -235,7 +243,7 @@ def test_tombstones_go_only_where_all_before_them_was_read(read_from, readable_f
 
 
 def test_what_is_held_is_not_merged_with_others():
-    """It may have to take its place again."""
+    """A held segment may have to take its place again."""
     manifest = compacted(archive(6), 2)
     limits = MergeLimits(target_bytes=1000, min_bytes=150)
     assert [(one.base_offset, one.next_offset) for one in plan_merges(manifest, limits).runs] == [

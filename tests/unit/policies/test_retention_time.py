@@ -62,7 +62,7 @@ def test_clock_that_is_set_while_the_process_runs(step_ms, reading):
 
 @pytest.mark.parametrize(("reading", "is_certain"), [(None, False), ("of this host", False), ("own", True)])
 def test_host_without_a_clock_makes_no_age_certain(reading, is_certain):
-    """In 1970 each noted time is in the future. Taken for now, it would be old once the clock is set."""
+    """No age is certain with a host's clock in 1970, unless a store's own clock agrees with it."""
     begun = HostTime(1_000_000, 10.0)
     after = None if reading is None else StoreTime(begun.wall_ms, begun, reading == "own")
     found = clock_status(begun, ClockHistory(begun, begun, after))
@@ -111,7 +111,11 @@ def test_segments_whose_age_rests_on_the_upload_need_proof(record_ms, uploaded_m
     ],
 )
 def test_the_stores_date_of_an_object_corrects_its_upload_time(stored_at_ms, expected_ms):
-    """It confirms the noted time, or replaces it; where it cannot be either, the segment counts from now."""
+    """
+    The store's date confirms the noted time or replaces it.
+
+    If neither can be, the segment counts from now.
+    """
     segment = remote(0, 9, uploaded_at_ms=TIME_MS)
     found = proven_upload_ms(segment, stored_at_ms=stored_at_ms, now_ms=TIME_MS + 2 * DAY_MS)
     assert found == expected_ms

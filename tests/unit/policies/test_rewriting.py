@@ -49,12 +49,16 @@ def planned(kept, *, target_bytes=10**9, manifest=None, segments=None, joined_up
     ],
 )
 def test_runs_are_as_long_as_the_target_lets_them(kept, target_bytes, expected):
-    """By what is expected to be left; what loses nothing is rewritten only between two that do."""
+    """
+    A run is as long as the expected remainder allows.
+
+    A segment that loses nothing only joins between two that do.
+    """
     assert planned(kept, target_bytes=target_bytes) == expected
 
 
 def test_nothing_is_joined_over_a_border():
-    """Not over the first offset of a leader epoch, nor where another leader's log took over."""
+    """No run crosses the first offset of a leader epoch, or one where another leader's log took over."""
     segments = rows(4)
     parted = replace(stored(segments), epochs=((1, 0), (2, 200)))
     assert planned([5] * 4, manifest=parted, segments=segments) == [[0, 100], [200, 300]]
@@ -70,7 +74,7 @@ def test_what_a_log_may_still_hold_is_rewritten_and_not_joined():
 
 
 def test_nothing_is_joined_over_a_gap():
-    """What is not archived stays a gap."""
+    """Offsets that are not archived stay a gap."""
     segments = rows(2)
     later = remote(300, 399, size_bytes=1000)
     manifest = stored(segments).with_gap(Gap(200, 299, "lost", 0)).appended([later])
@@ -89,7 +93,7 @@ class CountedRemainder(Remainder):
 
 
 def test_long_runs_are_added_up_once():
-    """Not again for each segment of a run: a plan of a million small segments took minutes."""
+    """A long run is added up once, not for each segment. A plan of a million small segments took minutes."""
     segments = rows(RUN_SEGMENTS_MAX)
     remainders = [CountedRemainder(one, RECORDS, 1) for one in segments]
     (run,) = plan_rewrites(stored(segments), remainders, target_bytes=10**9)
@@ -98,7 +102,7 @@ def test_long_runs_are_added_up_once():
 
 
 def test_run_has_no_more_segments_than_one_task_can_hold():
-    """It has no more offsets than a broker's index can express from its base."""
+    """A run has no more offsets than a broker's index can express from its base."""
     kept = [0] * (RUN_SEGMENTS_MAX + 1)
     assert [len(run) for run in planned(kept)] == [RUN_SEGMENTS_MAX, 1]
     wide = [remote(0, FILE_BYTES_MAX - 1), remote(FILE_BYTES_MAX, FILE_BYTES_MAX + 9)]
@@ -117,7 +121,7 @@ def test_joined_segments_fit_into_a_file_whatever_is_left():
 
 
 def test_segment_without_records_is_expected_to_be_empty():
-    """It has markers, or nothing at all, and is none that loses a record."""
+    """A segment without records has markers or nothing at all, and loses no record."""
     one = Remainder(remote(0, 9, size_bytes=78), 0, 0)
     assert (one.is_changed, one.expected_bytes) == (False, 0)
 

@@ -58,7 +58,7 @@ def test_both_objects_of_a_segment_can_be_wrong():
 
 @given(remote_segments(5))
 def test_right_facts_are_no_finding(segment):
-    """An object as the manifest has it is sound, whether its checksum is told or not."""
+    """An object as the manifest has it is sound, with and without a reported checksum."""
     for crc32c, index_crc32c in ((segment.crc32c, segment.index_crc32c), (None, None)):
         told = None if index_crc32c == NO_CRC else index_crc32c
         assert (
@@ -83,7 +83,7 @@ def test_other_facts_are_a_finding(segment, size_bytes, crc32c):
 
 
 def test_index_without_a_noted_checksum_has_any():
-    """What was stored before index checksums were noted cannot be told by one."""
+    """A segment stored before index checksums were noted is accepted with any."""
     segment = replace(SEGMENT, index_crc32c=NO_CRC)
     assert segment_findings(PARTITION, segment, data=SOUND_DATA, index=ObjectFacts(300, 7)) == ()
 

@@ -133,7 +133,7 @@ def test_object_that_may_be_of_this_manifest_s_time_is_an_orphan(began_at_ms, to
     ],
 )
 def test_orphans_of_a_topic_that_is_not_live_need_an_operator(topic, manifest):
-    """They are found, and nothing is done to them without being asked."""
+    """The orphans are found, and nothing is done to them without being asked."""
     found = judged(LEFT, owner(topic=topic, manifest=manifest))
     assert isinstance(found, Orphan)
     assert found.needs_operator
@@ -158,7 +158,7 @@ def test_what_was_replaced_lately_is_kept():
 )
 @pytest.mark.parametrize("segment", [HELD[0], LEFT, AT_THE_END])
 def test_what_a_join_has_left_is_an_orphan_after_its_grace(segment, age_ms, is_kept):
-    """Although the object that it was joined to is named, or may yet be."""
+    """A part that a join has left is an orphan after its grace, even if the joined object is named."""
     found = judged(
         segment, owner(), age_ms=age_ms, name=lambda *object_of: f"{data_key(*object_of)}.part-0-31"
     )
@@ -207,7 +207,7 @@ def test_object_of_another_partition_is_not_judged():
 
 
 def test_live_manifest_is_never_an_orphan():
-    """Not even that of a partition of which nothing else is known."""
+    """A live manifest is kept even if nothing else is known of its partition."""
     for of in (owner(), owner(manifest=None, topic=TopicState.UNKNOWN)):
         plan = plan_orphans(of, [StoredObject(manifest_key(PARTITION), 1, 0)], grace_ms=0, now_ms=NOW_MS)
         assert plan.orphans == ()

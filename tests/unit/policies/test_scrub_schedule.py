@@ -1,4 +1,4 @@
-"""When a partition is scrubbed next."""
+"""The time at which a partition is scrubbed next."""
 
 from __future__ import annotations
 

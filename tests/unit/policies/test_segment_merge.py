@@ -125,7 +125,7 @@ def test_reasons_name_what_stays():
 
 
 def test_segments_past_the_bound_may_still_follow():
-    """What ends after the bound is not merged, and the run before it waits as at the end."""
+    """A segment that ends after the bound is not merged, and the run before it waits as at the end."""
     manifest = of_sizes(100, 100, 100, 1000)
     assert runs(manifest, up_to=39) == []
     assert plan_merges(manifest, LIMITS, up_to=39).resume_offset == 0
@@ -133,7 +133,7 @@ def test_segments_past_the_bound_may_still_follow():
 
 
 def test_one_call_plans_so_many_runs():
-    """After the most runs of a call the next one goes on behind the last of them."""
+    """A call plans at most so many runs, and the next call goes on behind the last of them."""
     manifest = of_sizes(*[500] * 20)
     limits = replace(LIMITS, runs_max=3)
     plan = plan_merges(manifest, limits)
@@ -154,7 +154,7 @@ def test_one_call_reads_so_many_segments():
 
 
 def test_cursor_behind_an_archive_that_was_cut_back_begins_anew():
-    """Where the archive ends before the cursor, other segments have come there."""
+    """A walk begins anew if the archive ends before the cursor: other segments have come there."""
     assert runs(of_sizes(300, 300), from_offset=1000) == [(0, 20)]
     assert runs(of_sizes(300, 300), from_offset=20) == []
 
@@ -321,7 +321,11 @@ expiries = st.tuples(st.just("expire"), st.none(), st.none())
     st.integers(1, 4),
 )
 def test_archive_that_grows_is_merged_as_a_plain_list_is(operations, runs_max):
-    """Whatever is appended, expires or fails, runs keep the rules, and what can be one object becomes one."""
+    """
+    Runs keep the rules whatever is appended, expires or fails.
+
+    What can be one object becomes one in the end.
+    """
     plain = PlainList(MergeLimits(100, 50, runs_max=runs_max, run_segments_max=1000))
     for operation, first, second in operations:
         match operation:
@@ -347,7 +351,7 @@ def test_archive_that_grows_is_merged_as_a_plain_list_is(operations, runs_max):
 @settings(max_examples=examples(300))
 @given(st.lists(st.integers(1, 130), max_size=120))
 def test_no_byte_is_moved_more_than_twice(sizes):
-    """With a plan after each new segment, one is copied to an acceptable size, and then to a full one."""
+    """A byte is copied at most twice: to a segment of acceptable size, and to a full one."""
     plain = PlainList(MergeLimits(100, 50))
     for size_bytes in sizes:
         plain.append(size_bytes, "")
@@ -358,7 +362,7 @@ def test_no_byte_is_moved_more_than_twice(sizes):
 @settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 1200), max_size=40), st.integers(3, 9))
 def test_bounded_calls_find_what_one_call_finds(sizes, rows_max):
-    """However short the steps are, the runs are those of one walk over all."""
+    """Short steps find the same runs as one walk over all segments, however short they are."""
     manifest = of_sizes(*sizes)
     whole = replace(LIMITS, runs_max=1000, run_segments_max=2)
     steps_of = replace(whole, rows_max=rows_max, runs_max=2)

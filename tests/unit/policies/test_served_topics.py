@@ -23,7 +23,7 @@ WEST = topic("west", "orders", 4, created_at_ms=99)
 
 
 def test_newest_incarnation_has_the_name():
-    """In whatever order they are found."""
+    """The order in which the incarnations are found makes no difference."""
     for found in ([OLD, NEW, AUDIT], [NEW, OLD, AUDIT]):
         chosen = choose_topics(found)
         assert chosen.topics == {"audit": AUDIT, "orders": NEW}
@@ -31,7 +31,7 @@ def test_newest_incarnation_has_the_name():
 
 
 def test_name_of_two_clusters_is_contested():
-    """It is ambiguous which topic is meant; other names are not touched."""
+    """The topic of that name is ambiguous, and other names are not affected."""
     chosen = choose_topics([WEST, OLD, NEW, AUDIT])
     assert chosen.topics == {"audit": AUDIT}
     assert chosen.contested == {"orders": ("east", "west")}
@@ -46,7 +46,7 @@ def test_cluster_that_is_chosen_has_all_its_names():
 
 
 def test_cluster_that_shows_up_later_takes_no_name_away():
-    """The one that has it keeps it, with its newest incarnation; that it is contested is told."""
+    """The cluster that has the name keeps it, with its newest incarnation. The contest is reported."""
     chosen = choose_topics([WEST, OLD, NEW], before={"orders": "east"})
     assert chosen.topics == {"orders": NEW}
     assert chosen.contested == {"orders": ("east", "west")}
@@ -54,7 +54,7 @@ def test_cluster_that_shows_up_later_takes_no_name_away():
 
 
 def test_topic_without_partitions_is_not_served():
-    """Its manifest only says what an operator wants of it."""
+    """The manifest of such a topic only says what an operator wants of it."""
     assert choose_topics([topic("east", "empty", 1, partitions=0)]).topics == {}
 
 

@@ -71,7 +71,7 @@ EXPLICIT = {"has_explicit_target": True}
     ],
 )
 def test_each_phase_takes_what_is_its_own(facts, expected):
-    """Under any pressure, each phase takes what no earlier one took, and none goes past its limit."""
+    """Each phase takes what no earlier phase took, and none goes past its limit, under any pressure."""
     assert taken(plan([space_partition("a-0", [1] * 5, **facts)])) == ({"a-0": expected} if expected else {})
 
 
@@ -83,7 +83,7 @@ def test_limit_inside_a_segment_keeps_the_segment():
 
 
 def test_log_without_an_active_segment_keeps_its_newest_closed_one_to_the_last_phase():
-    """Where a scan found only closed segments, all of them are closed, and one is left by phase 3."""
+    """A log of closed segments only loses all but the newest by phase 3, and the newest by phase 5."""
     assert taken(plan([space_partition("a-0", [1] * 3, active=None)])) == {"a-0": {3: 2, 5: 1}}
 
 
@@ -197,7 +197,7 @@ def test_no_phase_takes_an_empty_segment_more():
 
 
 def test_lap_that_is_just_enough_ends_with_its_last_partition():
-    """When the whole lap was needed, the cursor is at its end, wherever it began."""
+    """The cursor stands at the last partition of a lap that was needed as a whole, wherever the lap began."""
     partitions = [space_partition("a-0", [10] * 3), space_partition("b-0", [10] * 3)]
     assert str(plan(partitions, 20).cursor) == "b-0"
     assert str(plan(partitions, 20, cursor="a-0").cursor) == "a-0"
@@ -237,7 +237,7 @@ def test_laps_begin_after_the_cursor(cursor, first, last):
 
 
 def test_rounds_that_take_little_take_from_everyone_in_turn():
-    """With the cursor carried from round to round, as many rounds as partitions take from each once."""
+    """Each partition is taken from once in so many rounds, if the cursor is carried from round to round."""
     partitions = [space_partition(f"t-{number}", [10] * 9) for number in range(6)]
     cursor, given = None, []
     for _ in range(12):
@@ -274,7 +274,11 @@ def demand(used, target, *, segment=100, overage=1.0) -> SpaceDemand:
     ],
 )
 def test_demand_has_a_dead_band_and_an_overage(asked, excess, wanted):
-    """Up to one segment over the target nothing is removed; over that, the excess times the coefficient."""
+    """
+    Nothing is removed up to one segment over the target.
+
+    Over that, the excess times the coefficient is.
+    """
     partitions = [space_partition("a-0", [1] * 400)]
     found = plan_space(partitions, asked)
     assert (found.excess_bytes, found.wanted_bytes) == (excess, wanted)
@@ -298,7 +302,7 @@ def test_bytes_on_their_way_out_are_not_removed_again():
 
 
 def test_bytes_on_their_way_out_count_for_every_partition():
-    """What a log start let go of is leaving, though the partition may give nothing itself."""
+    """Segments below a log's start are leaving, even of a partition that may give nothing itself."""
     partitions = [space_partition("a-0", [100] * 3, gone=2, not_reclaimable="this broker is not its leader")]
     found = plan_space(partitions, demand(5300, 5000))
     assert (found.leaving_bytes, found.excess_bytes) == (200, 100)
@@ -344,7 +348,7 @@ def test_partition_without_segments_is_named():
 
 
 def test_partitions_that_are_not_reclaimable_say_so_and_the_others_pay():
-    """What cannot be reclaimed is shown with its reason, and what is missing for it."""
+    """A partition that cannot be reclaimed is shown with its reason. The missing bytes are shown too."""
     partitions = [
         space_partition(
             "compacted-0", [10] * 9, not_reclaimable="compact-only: the broker refuses to trim it"
@@ -394,7 +398,7 @@ def test_plan_is_told_whole():
 
 
 def test_plan_of_an_empty_disk_is_empty():
-    """No partition at all is no error, and what is missing is said."""
+    """No partition at all is no error, and the missing bytes are reported."""
     found = plan_space([], demand(5200, 5000))
     assert (found.removed_bytes, found.short_by_bytes, found.kept, found.cursor) == (0, 200, (), None)
 

@@ -277,7 +277,7 @@ def check_largest_first(plan: SpacePlan, partitions: Sequence[SpacePartition]) -
 
 @given(situation=situations())
 def test_space_plan_keeps_every_rule(situation):
-    """Never past durable, never the active segment, not a segment too many, in order, and fair."""
+    """A plan never goes past durable segments, the active one, or its need. It is in order, and fair."""
     check_rules(situation.plan(), situation.partitions)
 
 
@@ -297,7 +297,7 @@ def test_space_plan_is_the_shortest_prefix_that_is_enough(situation):
 
 @given(situation=situations(), more_bytes=st.integers(0, 50))
 def test_space_plan_of_more_pressure_never_takes_less(situation, more_bytes):
-    """Whatever is planned under some pressure is planned under more as well, in the same phase."""
+    """A plan under more pressure removes all that a plan under less does, in the same phases."""
     less, more = situation.plan(), situation.plan(more_bytes=more_bytes)
     assert planned(less, situation.partitions) <= planned(more, situation.partitions)
 

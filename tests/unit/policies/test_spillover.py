@@ -26,7 +26,7 @@ def plan(rows: int, size_bytes: int, *, local_offset: int | None = None) -> tupl
 
 
 def test_manifest_within_its_target_keeps_all():
-    """At the target nothing spills; a byte more, and something does."""
+    """Nothing spills at the target size. One byte more spills segments."""
     assert plan(500, TARGET) == ()
     assert plan(500, TARGET + 1) == (249,)
 
@@ -42,7 +42,7 @@ def test_manifest_within_its_target_keeps_all():
     ],
 )
 def test_parts_are_half_a_target_each(rows, size_bytes, parts):
-    """What is left is between half of the target and all of it."""
+    """The remaining size is between half of the target and all of it."""
     assert plan(rows, size_bytes) == parts
 
 

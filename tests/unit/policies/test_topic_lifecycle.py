@@ -83,7 +83,7 @@ def test_topic_is_absent_only_where_the_cluster_is_known_to_be_the_same(ids, abs
 
 
 def test_topic_without_an_id_is_never_absent():
-    """Where ids are not known, a topic and one that was created again look the same."""
+    """A topic without an id is never called absent: a topic created again looks the same."""
     plan = plan_presence(
         [topic("a", "1"), topic("b", NO_TOPIC_ID)], {"a": frozenset({"1"}), "b": frozenset()}
     )
@@ -104,7 +104,7 @@ def test_topic_is_absent_only_beside_one_that_is_no_younger():
 
 
 def test_topic_without_an_id_vouches_for_none():
-    """It may have been created again, under the same name."""
+    """The topic may have been created again under the same name."""
     found = [topic("a", NO_TOPIC_ID), topic("b", "2", created_at_ms=6)]
     plan = plan_presence(found, {"a": frozenset({NO_TOPIC_ID}), "b": frozenset()})
     assert plan.absent == frozenset()
@@ -126,7 +126,7 @@ def test_topic_without_an_id_vouches_for_none():
     ],
 )
 def test_deleted_topic_is_gone_only_where_all_brokers_say_so(topic_id, told, is_present, is_gone):
-    """What an operator ordered to go may live all the same."""
+    """A topic that an operator ordered to go may live all the same."""
     (found,) = manifests = [topic("a", topic_id, Lifecycle.DELETED)]
     plan = plan_presence(manifests, {} if told is None else {"a": frozenset(told)})
     assert plan.present == ({found.key} if is_present else frozenset())
@@ -146,7 +146,7 @@ def test_deleted_topic_is_gone_only_where_all_brokers_say_so(topic_id, told, is_
     ],
 )
 def test_topic_without_an_id_begins_anew_after_its_purge(changes, told, begins):
-    """Its key is that of the purged one, and nothing else is."""
+    """The new topic has the key of the purged one, and nothing else of it."""
     changes = {
         "topic_id": NO_TOPIC_ID,
         "lifecycle": Lifecycle.PURGED,
@@ -186,7 +186,7 @@ def test_topic_that_is_not_live_is_present_when_the_cluster_has_it(lifecycle):
     ],
 )
 def test_archive_of_a_topic_that_is_gone_goes_only_with_remote_delete(remote_delete, lifecycle, reason):
-    """What was never seen of a living topic is not assumed."""
+    """A setting that was never seen of a living topic is not assumed."""
     found = noted_as_gone(replace(LIVE, remote_delete=remote_delete), now_ms=NOW_MS, by=OURS)
     assert found.lifecycle is lifecycle
     assert reason in found.deletion.reason
@@ -194,7 +194,7 @@ def test_archive_of_a_topic_that_is_gone_goes_only_with_remote_delete(remote_del
 
 
 def test_archive_stays_where_the_configuration_of_now_says_so():
-    """What was recorded while the topic was there does not matter then."""
+    """The configuration of now counts before what was recorded while the topic was there."""
     found = noted_as_gone(LIVE, now_ms=NOW_MS, by=OURS, is_to_stay=True)
     assert found.lifecycle is Lifecycle.KEPT
     assert found.deletion.reason.endswith("redpanda.remote.delete is false in the configuration")
@@ -296,13 +296,13 @@ def test_late_check_is_noted_beside_the_purge():
     ],
 )
 def test_interrupted_purge_is_resumed_with_a_lease_of_its_own(manifest, is_taken):
-    """What was counted before stays; what is purged stays as it is."""
+    """The counts from before stay, and a purged topic stays as it is."""
     found = purge_resumed(manifest, now_ms=NOW_MS, by=OURS, also_from="copy-")
     lease = Lease(OURS, NOW_MS + LEASE_MS) if is_taken else manifest.deletion.lease
     assert found == replace(manifest, deletion=replace(manifest.deletion, lease=lease))
 
 
 def test_purge_of_a_daemon_is_not_resumed():
-    """Its lease holds until it is over."""
+    """The lease of a daemon holds until it is over."""
     with pytest.raises(ConfigError, match=f"is being purged by {OTHER}"):
         purge_resumed(leased(OTHER, left_ms=1), now_ms=NOW_MS, by=OURS, also_from="copy-")

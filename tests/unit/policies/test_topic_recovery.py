@@ -37,7 +37,7 @@ def test_topic_gets_the_name_that_was_asked_for(renaming, name):
     ],
 )
 def test_name_that_no_topic_may_have_is_refused(renaming, message):
-    """It is said before anything is created."""
+    """The name is refused before anything is created."""
     with pytest.raises(ValueError, match=r"orders|replace") as error:
         renaming.name_of("orders")
     assert message in str(error.value)
@@ -72,7 +72,7 @@ def test_topic_that_would_not_keep_its_records_is_a_fault(settings, fault):
 
 @given(st.integers(-1, 2**62), st.integers(0, 2**62))
 def test_created_topic_keeps_everything(oldest_ms, size_bytes):
-    """However old it is, and however large."""
+    """No record of the created topic is at risk, however old and large the archive is."""
     assert target_fault(KEEPING, oldest_ms=oldest_ms, size_bytes=size_bytes, now_ms=NOW_MS) is None
 
 

@@ -63,7 +63,7 @@ TAIL = local_log([5000], sizes={5000: 512})
     ],
 )
 def test_total_retention_deletes_what_kafka_deletes(limit_bytes, limit_ms, old, deleted):
-    """In Kafka's own cases the same segments go, and between them none is left above the limit."""
+    """The same segments go as in Kafka's own cases, and no breach of a limit is left between them."""
     found = plan(fifty(old=old), TotalRetention(limit_ms, limit_bytes), log=TAIL)
     assert (found.segments, found.start_offset, found.size_bytes) == (deleted, 100 * deleted, 1024 * deleted)
 
@@ -76,7 +76,7 @@ def test_total_retention_of_nothing_empties_the_archive(limits):
 
 
 def test_total_retention_of_an_empty_archive_leaves_its_start():
-    """As in Kafka's case in which all is deleted already, nothing moves."""
+    """Nothing moves if all segments are deleted already, as in Kafka's case."""
     assert plan(stored([], start_offset=200), NOTHING_STAYS) == TotalRetentionPlan(
         200, 0, 0, "nothing is in the archive"
     )
@@ -94,7 +94,7 @@ def test_total_retention_of_an_empty_archive_leaves_its_start():
     ],
 )
 def test_total_retention_takes_nothing_where_it_has_no_say(limits, because):
-    """However old and large the partition is."""
+    """Nothing goes if total retention does not apply, however old and large the partition is."""
     found = plan(fifty(old=50), limits, log=TAIL, now_ms=FAR_FUTURE_MS)
     assert found == TotalRetentionPlan(0, 0, 0, because)
 
@@ -141,7 +141,7 @@ def test_total_retention_says_why_the_oldest_stays(limits, now_ms, because):
 
 
 def test_total_retention_goes_no_further_than_the_archive():
-    """What is only on the broker stays, however far above the limit and however old it is."""
+    """Segments that only the broker has stay, however old they are and however far above the limit."""
     manifest = stored([remote(0, 9), remote(10, 19)])
     log = local_log([10, 20, 30, 40])
     found = plan(manifest, NOTHING_STAYS, log=log, now_ms=FAR_FUTURE_MS)
@@ -159,7 +159,7 @@ def test_total_retention_takes_a_segment_exactly_as_old_as_the_limit(age_ms, seg
 
 
 def test_total_retention_stops_at_a_young_segment_before_an_old_one():
-    """What goes is a prefix, however old the segments behind it are."""
+    """Retention takes a prefix, however old the segments behind it are."""
     manifest = stored(
         [
             remote(0, 9),
@@ -229,7 +229,7 @@ def test_total_retention_of_a_write_only_topic_waits_for_the_broker(log_start_of
 
 
 def test_total_retention_of_a_write_only_topic_keeps_what_its_limits_keep():
-    """That the broker dropped a segment is no reason to delete it from the archive."""
+    """A segment that the broker dropped is not deleted from the archive for that."""
     limits = TotalRetention(1000, None, is_read_remotely=False)
     for log_start_offset in (0, 9999):
         found = plan(fifty(), limits, log_start_offset=log_start_offset)
@@ -277,7 +277,7 @@ def test_total_bytes_count_what_the_broker_has_in_a_gap():
 
 
 def test_total_bytes_of_a_reframed_log_take_a_stored_segment_as_it_is_stored():
-    """Where files have other bytes than the batches stored, the difference does not count twice."""
+    """A stored segment counts with its stored size. The size of its reframed file adds nothing."""
     manifest = stored([remote(0, 9, size_bytes=1000)])
     log = replace(local_log([0, 10]), is_reframed=True)
     assert total_bytes(manifest, log, log_start_offset=0) == 2024
@@ -362,7 +362,7 @@ def test_total_retention_never_takes_less_later_or_under_a_smaller_limit(partiti
 
 @given(partitions())
 def test_total_bytes_are_the_bytes_of_every_segment_once(partition):
-    """Wherever the two tiers overlap, the sum is that of one log."""
+    """The sum is that of one log, wherever the two tiers overlap."""
     manifest, log, _, sizes, _, active_bytes, _, local_start = partition
     assert total_bytes(manifest, log, log_start_offset=local_start) == sum(sizes) + active_bytes
 

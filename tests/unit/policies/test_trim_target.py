@@ -77,7 +77,7 @@ def test_trim_target_is_the_smaller_of_durable_and_hint(*, durable, hint, cloud_
     ],
 )
 def test_trim_target_is_never_below_the_log_start(durable, hint, cloud_gc):
-    """What is gone is gone: the target then stands where the log begins."""
+    """The target stands at the log's start if that is higher."""
     assert choose(durable, hint=hint, cloud_gc_offset=cloud_gc, log_start_offset=25).offset == 25
 
 
@@ -91,7 +91,7 @@ def test_trim_target_is_never_below_the_log_start(durable, hint, cloud_gc):
     ],
 )
 def test_trim_target_awaits_the_first_hint(hint, cloud_gc, offset, because):
-    """Where local retention has a say, a hint that is still to come is not taken for none."""
+    """A hint that is still to come is not taken for none if local retention applies."""
     found = choose(30, hint=hint, cloud_gc_offset=cloud_gc, awaits_hint=True, log_start_offset=5)
     assert found.offset == offset
     assert found.because.startswith(because)
@@ -99,7 +99,7 @@ def test_trim_target_awaits_the_first_hint(hint, cloud_gc, offset, because):
 
 @pytest.mark.parametrize(("hint", "cloud_gc"), [(None, None), (20, None), (None, 30), (20, 30)])
 def test_trim_target_of_a_log_that_is_never_trimmed_is_its_start(hint, cloud_gc):
-    """Neither a missing hint nor the space manager moves it; what was asked is spent all the same."""
+    """A missing hint and the space manager do not move it. A request for space is spent all the same."""
     found = choose(30, hint=hint, cloud_gc_offset=cloud_gc, log_start_offset=5, never_because="it is so")
     assert found == TrimTarget(5, cloud_gc is not None, "it is so")
 
@@ -188,7 +188,11 @@ def test_trim_of_a_log_that_is_never_trimmed_takes_nothing():
 
 
 def test_trim_of_a_log_without_an_active_segment_takes_every_durable_one():
-    """As in a directory whose newest segment was not made yet: what is behind the last one stays."""
+    """
+    A trim takes every durable closed segment if a directory has no active segment yet.
+
+    The log's end stays.
+    """
     log = replace(LOG, segments=LOG.closed_segments)
     _, found = plan_trim_to_target(log, archived(), TrimWishes(), log_start_offset=0)
     assert (len(found.candidates), found.start_offset, found.kept_because) == (
@@ -259,7 +263,7 @@ def test_trim_takes_all_durable_closed_segments_below_the_target(hint, cloud_gc,
 def test_share_group_keeps_its_records_unless_they_are_old_or_space_is_needed(
     offset, hint, cloud_gc, kept_from_ms
 ):
-    """It takes nothing else out of the plan, and adds nothing to it."""
+    """A share group takes nothing else out of the plan, and adds nothing to it."""
     hold = ShareGroupHold(offset, "it is so", kept_from_ms)
     _, free, _ = plan(hint=hint, cloud_gc_offset=cloud_gc)
     _, left, found = plan(hint=hint, cloud_gc_offset=cloud_gc, share_group_hold=hold)

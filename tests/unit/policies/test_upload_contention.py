@@ -1,4 +1,4 @@
-"""Whether others want the machine: what is judged by which load, and when the policy listens."""
+"""Contention: the load that shows that others want the machine, and the times at which the policy listens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_busy_machine_is_listened_to():
 
 
 def test_what_is_heard_without_uploads_decides():
-    """Others that leave room for uploads are no contention, however busy uploads themselves keep it."""
+    """Other load that leaves room for uploads is no contention, however busy uploads themselves are."""
     listening = ContentionState(listening_since=99.5)
     assert after(listening, BUSY, ROOM).contended_by == ""
     assert after(listening, BUSY, BUSY).contended_by == CPU
@@ -71,7 +71,7 @@ def test_too_short_a_moment_decides_nothing():
 
 
 def test_moments_between_uploads_need_no_listening():
-    """Where little is uploaded the machine is heard all the time, and the judgement follows it."""
+    """The machine is judged between uploads if little is uploaded, and the judgement follows its load."""
     contended = after(ContentionState(), BUSY, BUSY)
     assert (contended.contended_by, contended.is_listening) == (CPU, False)
     assert after(contended, BUSY, ROOM, 101.0) == ContentionState()
@@ -117,7 +117,7 @@ def test_listening_gives_up_where_uploads_do_not_end():
     [pytest.param(0.2, 5, id="short: the shortest pause"), pytest.param(2.0, 38, id="long: a twentieth")],
 )
 def test_listening_costs_a_twentieth_of_the_time(took, pause):
-    """After it has taken long, for uploads were slow to end, it comes again later."""
+    """A longer time of listening, as slow uploads cause it, is followed by a longer pause."""
     heard = after(ContentionState(listening_since=100 - took), BUSY, ROOM)
     assert heard.listen_at == pytest.approx(100 + pause)
     assert not after(heard, BUSY, UNHEARD, heard.listen_at - 0.1).is_listening

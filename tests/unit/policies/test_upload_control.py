@@ -82,7 +82,7 @@ def numbers(order: tuple[WaitingPartition, ...]) -> list[int]:
     ],
 )
 def test_shares_are_twice_the_backlog_per_mille(backlog_bytes, shares):
-    """With the default properties, shares run from 100 at 5 % of the free space to 1000 at 50 %."""
+    """Shares run from 100 at 5 % of the free space to 1000 at 50 %, with the default properties."""
     assert shares_of(backlog_bytes) == shares
 
 
@@ -122,7 +122,7 @@ def test_an_update_hands_its_error_to_the_next():
 
 @pytest.mark.parametrize(("backlog_bytes", "shares"), [(0, 100), (1, 1000)])
 def test_a_full_disk_makes_any_backlog_urgent(backlog_bytes, shares):
-    """With no byte free at the start, nothing to upload is 100 shares, and one byte is 1000."""
+    """An empty backlog gets 100 shares if no byte was free at the start, and a backlog of one byte 1000."""
     assert shares_of(backlog_bytes, free_bytes=0) == shares
 
 
@@ -134,7 +134,7 @@ def test_backlog_is_given_per_mille_of_what_was_free():
 
 @given(control_limits, st.floats(-1e21, 0), backlogs, backlogs)
 def test_shares_stay_between_their_bounds(limits, error, backlog_bytes, free_bytes):
-    """Whatever the disk, the backlog and the coefficients, shares are a whole number within the bounds."""
+    """Shares are a whole number within the bounds, whatever the disk, the backlog and the coefficients."""
     shares = shares_of(backlog_bytes, free_bytes=free_bytes, limits=limits, error=error)
     assert isinstance(shares, int)
     assert limits.min_shares <= shares <= limits.max_shares
@@ -142,7 +142,7 @@ def test_shares_stay_between_their_bounds(limits, error, backlog_bytes, free_byt
 
 @given(control_limits, st.floats(-1e21, 0), backlogs, backlogs, backlogs)
 def test_a_larger_backlog_never_gets_fewer_shares(limits, error, one, other, free_bytes):
-    """Of two backlogs after the same past, the larger has at least the shares of the smaller."""
+    """The larger of two backlogs gets at least the shares of the smaller, after the same past."""
     less, more = sorted((one, other))
     given_less = shares_of(less, free_bytes=free_bytes, limits=limits, error=error)
     given_more = shares_of(more, free_bytes=free_bytes, limits=limits, error=error)
@@ -191,7 +191,7 @@ def test_pace_beside_others_runs_from_polite_to_everything(shares, measured, pac
     ],
 )
 def test_pace_carries_the_backlog_within_the_upload_interval(backlog_bytes, bytes_per_second):
-    """With an interval of ten minutes, the rate is at least a six-hundredth of the backlog."""
+    """The rate is at least a six-hundredth of the backlog with an upload interval of ten minutes."""
     limits = PaceLimits(max_uploads=20, upload_interval_seconds=600)
     pace = pace_for(100, DEFAULTS, limits, contention=CONTENDED, backlog_bytes=backlog_bytes)
     assert pace == braked(2, bytes_per_second)
@@ -204,13 +204,13 @@ def test_pace_without_an_interval_ignores_the_backlog():
 
 
 def test_politeness_keeps_to_what_there_is():
-    """Where one upload at most may run, minimum shares do not let two run."""
+    """Minimum shares never allow more uploads at once than the hard limit does."""
     pace = pace_for(100, DEFAULTS, PaceLimits(max_uploads=1), contention=CONTENDED)
     assert pace.concurrent_uploads == 1
 
 
 def test_equal_bounds_leave_nothing_to_limit():
-    """When the least shares are also the most, uploads always have everything."""
+    """Uploads have everything if the least shares are also the most."""
     control = ControllerLimits(min_shares=300, max_shares=300)
     found = pace_for(300, control, PaceLimits(max_uploads=5), contention=CONTENDED)
     assert found == UploadPace(5, None)
@@ -218,7 +218,7 @@ def test_equal_bounds_leave_nothing_to_limit():
 
 @given(control_limits, st.none() | st.integers(1, 2**40), st.integers(0, 12_000), st.booleans())
 def test_shares_brake_nothing_on_an_idle_machine(control, limit, shares, is_listening):
-    """Without contention there is the hard limit and nothing else, at any shares; listening is a pause."""
+    """The hard limit alone holds without contention, at any shares. Listening is a pause, not a brake."""
     contention = ContentionState(listening_since=1.0 if is_listening else None)
     pace = pace_for(
         shares, control, PaceLimits(max_uploads=20, bytes_per_second=limit), contention=contention
@@ -231,7 +231,7 @@ def test_shares_brake_nothing_on_an_idle_machine(control, limit, shares, is_list
 
 @pytest.mark.parametrize("shares", [100, 1000])
 def test_the_hard_limit_holds_at_any_shares(shares):
-    """What a link costs has nothing to do with what others want of the machine."""
+    """The cost of a link has nothing to do with other load of the machine."""
     limits = PaceLimits(max_uploads=20, bytes_per_second=5 * MIB)
     assert pace_for(shares, DEFAULTS, limits, contention=CONTENDED).limit_bytes_per_second == 5 * MIB
 
@@ -312,7 +312,7 @@ def test_the_last_moment_comes_a_little_before_the_loss():
 
 
 def test_the_least_recently_served_goes_first():
-    """Without danger it is a round: the partition that was served last is served again last."""
+    """Partitions without danger take turns: the one that was served last is served again last."""
     found = upload_order(
         [waiting(1, served=9), waiting(2, served=7), waiting(3, served=8)], ORDER, turn=10, now=0
     )
@@ -320,7 +320,7 @@ def test_the_least_recently_served_goes_first():
 
 
 def test_a_large_backlog_buys_no_second_turn():
-    """It decides between partitions that were served equally long ago, and no others."""
+    """The backlog decides only between partitions that were served equally long ago."""
     huge = waiting(1, served=9, backlog_bytes=2**50)
     found = upload_order(
         [huge, waiting(2, served=8), waiting(3, served=8, backlog_bytes=10)], ORDER, turn=10, now=0
@@ -333,14 +333,14 @@ def test_a_large_backlog_buys_no_second_turn():
     [(1, [1, 2, 3, 9, 4]), (2, [1, 2, 9, 3, 4]), (3, [1, 9, 2, 3, 4]), (4, [9, 1, 2, 3, 4])],
 )
 def test_every_few_turns_the_longest_waiter_goes_first(turn, order):
-    """Of four turns one goes by turn alone, so a partition in no danger is not starved by others' danger."""
+    """One turn of four goes by waiting time alone: danger elsewhere does not starve a safe partition."""
     in_danger = [waiting(number, loss_at=1000 + number, served=20 + number) for number in (1, 2, 3, 4)]
     found = upload_order([*in_danger, waiting(9, served=3)], ORDER, turn=turn, now=1000)
     assert numbers(found) == order
 
 
 def test_everyone_in_danger_all_the_time_still_leaves_the_others_a_turn():
-    """With one turn in four a fair one, each of twenty partitions is served within eighty turns."""
+    """Each of twenty partitions is served within eighty turns, because one turn of four is fair."""
     facts = {number: waiting(number, loss_at=1000 if number < 10 else math.inf) for number in range(20)}
     served: list[int] = []
     for turn in range(1, 81):

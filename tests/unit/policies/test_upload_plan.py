@@ -59,7 +59,7 @@ def parts(found: UploadPlan) -> list[tuple[int, int, int, bool]]:
     ],
 )
 def test_upload_plan_takes_the_candidates_that_kafka_takes(bases, next_offset, last_stable_offset, expected):
-    """In the cases of Kafka's own copy task, the same segments with the same ends are chosen."""
+    """The same segments with the same ends are chosen as in the cases of Kafka's own copy task."""
     found = plan(bases, next_offset=next_offset, last_stable_offset=last_stable_offset)
     assert chosen(found) == expected
 
@@ -147,7 +147,7 @@ def test_upload_plan_knows_what_a_transaction_holds_back(last_stable_offset, nex
 def test_overdue_upload_takes_the_stable_part_of_the_segment_that_waits(
     bases, next_offset, last_stable_offset, expected
 ):
-    """When the interval is over, the first segment that waits gives what is stable of it; no other does."""
+    """The first segment that waits gives its stable part when the interval is over. No other segment does."""
     facts = {"next_offset": next_offset, "last_stable_offset": last_stable_offset}
     found = plan(bases, is_overdue=True, **facts)
     assert parts(found) == expected
@@ -157,7 +157,7 @@ def test_overdue_upload_takes_the_stable_part_of_the_segment_that_waits(
 
 
 def test_overdue_upload_waits_for_the_closed_segments_before_it():
-    """Where one step cannot take all, the oldest go first and the open slice is left for another."""
+    """The oldest segments go first if one step cannot take all. The open slice is left for a later step."""
     limits = UploadLimits(segments_per_step=2)
     found = plan([0, 10, 20], next_offset=0, last_stable_offset=25, limits=limits, is_overdue=True)
     assert parts(found) == [(0, 0, 10, False), (10, 10, 20, False)]
@@ -206,7 +206,7 @@ def with_hole(*spans):
 def test_upload_plan_ends_before_a_hole_and_reports_it_when_it_gets_there(
     next_offset, missing, expected, words
 ):
-    """Where a pin is missing, what lies before goes first; the hole is missing only once it is next."""
+    """Segments before a hole go first. The hole is reported as missing only once it is next."""
     log = with_hole((0, 10), (20, 30), (30, None))
     found = plan_of(log, next_offset=next_offset)
     assert (found.missing, chosen(found)) == (missing, expected)
@@ -250,7 +250,7 @@ def logs(draw: st.DrawFn):
 def test_upload_plan_is_contiguous_stable_and_ends_where_it_must(
     log, next_offset, last_stable_offset, limit, is_overdue
 ):
-    """For any log, bounds and archive, a plan leaves no hole and touches nothing that may still change."""
+    """A plan leaves no hole and touches nothing that may still change, for any log, bounds and archive."""
     found = plan_of(
         log,
         next_offset=next_offset,
@@ -369,7 +369,7 @@ def test_upload_is_overdue_when_the_last_one_is_dated_in_the_future(manifest):
 
 @pytest.mark.parametrize("manifest", [BEGUN, LATELY])
 def test_upload_is_never_overdue_without_an_interval(manifest):
-    """None lets every record wait for its segment to close, however long."""
+    """Every record waits for its segment to close if the interval is None, however long that takes."""
     assert upload_due_ms(manifest, interval_ms=None, now_ms=0) == math.inf
 
 
@@ -394,5 +394,5 @@ SOLID = (remote(10, 19), remote(20, 29), remote(30, 39))
     ],
 )
 def test_admissible_prefix_ends_at_the_first_failure_or_hole(uploaded, next_offset, expected):
-    """What may be committed is contiguous from the archive's end; what follows a failure is not."""
+    """Uploads are committed if they are contiguous from the archive's end, and none after a failure is."""
     assert admissible_prefix(uploaded, next_offset=next_offset) == expected

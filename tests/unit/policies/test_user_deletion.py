@@ -53,7 +53,7 @@ def test_what_was_trimmed_by_us_is_no_users(trimmed_offset, expected):
     ],
 )
 def test_late_trim_of_ours_inside_a_batch_is_no_users(trimmed_offset, base_offset, last_offset, expected):
-    """It ended where a segment did, in the log that another leader's has replaced since."""
+    """The trim ended at a segment's end in the log that another leader's has replaced since."""
     cut = replace(
         ARCHIVE,
         trimmed_offset=trimmed_offset,
@@ -128,7 +128,7 @@ def test_archive_that_begins_inside_a_segment_stays_as_it_is():
 
 
 def test_nothing_goes_past_what_both_observations_found():
-    """Of three segments that one observation finds, the other has seen one."""
+    """A segment goes only if both observations found it."""
     found = plan(300, up_to=100)
     assert (found.segments, found.start_offset) == (1, 100)
 

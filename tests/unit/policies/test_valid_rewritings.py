@@ -57,7 +57,7 @@ def planned(*segments, records=()) -> RebuildPlan:
 
 
 def test_recorded_segments_win_over_what_they_were_made_of():
-    """Whatever the old ones were merged into, before and after; of an erasure each counts for itself."""
+    """Recorded segments win over their sources, and over merges of these sources before and after."""
     merged_before = stored(0, 19, at=0)
     merged_too_late = stored(0, 19, at=9, writer="0b", epoch=4, epochs=((3, 0),))
     plan = planned(
@@ -83,7 +83,7 @@ def test_rewritten_segments_without_a_record_are_left_out(at):
 
 
 def test_rewritten_segments_without_a_record_are_better_than_nothing():
-    """Where nothing else has any of their offsets; and the plan says so."""
+    """A rewritten segment without a record is chosen if nothing else has its offsets. The plan says so."""
     over_both = stored(5, 14, writer="E1", at=9)
     plan = planned(A, C, NEW_B, over_both)
     assert (plan.chosen, plan.unfinished) == ((A, NEW_B, C), (NEW_B,))
@@ -91,7 +91,7 @@ def test_rewritten_segments_without_a_record_are_better_than_nothing():
 
 
 def test_compaction_counts_as_a_whole():
-    """If one of its segments is missing, no segment of it counts, unless there is nothing else."""
+    """No segment of a compaction counts if one of them is missing, unless there is nothing else."""
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     assert planned(A, B, C, NEW_A, NEW_B, NEW_C, records=records).chosen == (NEW_A, NEW_B, NEW_C)
     assert planned(A, B, C, NEW_A, NEW_C, records=records).chosen == (A, B, C)
@@ -101,7 +101,7 @@ def test_compaction_counts_as_a_whole():
 
 
 def test_compaction_whose_beginning_has_expired_stands():
-    """What it did away with there does not come back."""
+    """The expired segments that the compaction replaced do not come back."""
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     plan = planned(A, B, C, NEW_B, NEW_C, records=records)
     assert (plan.chosen, dict(plan.left_out)[A]) == ((NEW_B, NEW_C), SUPERSEDED)
@@ -109,14 +109,14 @@ def test_compaction_whose_beginning_has_expired_stands():
 
 
 def test_erasure_counts_segment_by_segment():
-    """What is missing of one says nothing of the others."""
+    """A missing segment of an erasure makes no difference to the others."""
     records = [record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3)]
     assert planned(A, B, C, NEW_B, records=records).chosen == (A, NEW_B, C)
 
 
 @pytest.mark.parametrize("are_parts_gone", [False, True])
 def test_erasure_on_top_of_a_compaction(are_parts_gone):
-    """It replaces one of its segments, and the compaction is whole all the same."""
+    """An erasure replaces one segment of a compaction, which is whole all the same."""
     twice = stored(10, 19, writer="E2", at=4)
     records = [
         record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3),
@@ -156,7 +156,11 @@ def test_later_merge_of_something_else_shows_that_a_job_had_died():
 
 
 def test_merge_of_rewritten_segments_stands_for_them():
-    """By a job or a daemon: it is marked, and has a record of its own. Its parts hold just the same."""
+    """
+    A recorded merge of rewritten segments is chosen.
+
+    Without its record, the segments that it joined are.
+    """
     merged = stored(0, 29, writer="0B", at=5)
     records = [
         record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3),
@@ -214,7 +218,7 @@ def test_archive_that_went_on_without_a_rewriting_keeps_all():
 
 
 def test_merge_that_came_too_late_does_not_bring_back_what_expired():
-    """It holds offsets that nothing else does, as they have left the archive since."""
+    """The merged segment holds offsets that nothing else does, because they have left the archive."""
     records = [record(COMPACTED, [B, C], [NEW_B, NEW_C], at=3)]
     for at in (4, 3 + UNDER_WAY_MS, 4 + UNDER_WAY_MS):
         merged = stored(0, 19, at=at, writer="0b")
@@ -223,7 +227,7 @@ def test_merge_that_came_too_late_does_not_bring_back_what_expired():
 
 
 def test_newer_leader_undoes_what_was_rewritten():
-    """From its first offset on its log is the archive; of a compaction the rest is whole."""
+    """A newer leader's log is the archive from its first offset on. The compaction below it still counts."""
     new = stored(20, 49, epoch=4, at=9, epochs=((4, 20),))
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     for rewritten in ([NEW_A, NEW_B, NEW_C], [NEW_A, NEW_B]):
@@ -231,7 +235,11 @@ def test_newer_leader_undoes_what_was_rewritten():
 
 
 def test_what_was_taken_out_and_is_back_is_told():
-    """What a job stored is missing, or others were stored later: then the old ones count."""
+    """
+    The old segments count if a job's segments are missing, or if others were stored later.
+
+    It is reported.
+    """
     erasure = [record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3)]
     compaction = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     merged = stored(10, 29, at=4 + UNDER_WAY_MS, writer="0b")
@@ -262,7 +270,7 @@ def test_nothing_is_told_where_nothing_is_back():
 
 
 def test_rewritten_segment_may_hold_batches_of_a_newer_epoch_than_its_name_has():
-    """Its leader was elected again meanwhile, so its records were not cut off."""
+    """The leader was elected again meanwhile, so its records were not cut off."""
     old, new = (
         stored(0, 9, writer=writer, at=at, epochs=((3, 0), (4, 5))) for writer, at in (("0a", 1), ("E1", 2))
     )
@@ -277,7 +285,7 @@ def test_index_that_was_made_again_changes_nothing():
 
 
 def test_others_of_the_same_offsets_are_told_apart():
-    """What is left out has its own reason."""
+    """Each segment that is left out has its own reason."""
     other = stored(10, 19, at=0, writer="0c")
     plan = planned(A, B, other, NEW_A, NEW_B, records=[record(REWRITTEN, [A], [NEW_A], at=3)])
     assert plan.chosen == (NEW_A, B)

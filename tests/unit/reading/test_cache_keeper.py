@@ -51,7 +51,7 @@ def cached(host, stored):
 
 @virtually
 async def test_put_without_room_evicts_the_least_recently_used(tmp_path, store, stored):
-    """Down to the low watermark, and counted."""
+    """The cache evicts down to the low watermark, and counts the evictions."""
     host = host_with(tmp_path, store, room_for(3, low_watermark=0.4))
     async with running(host):
         await read_all(host, stored, (0, 2, 1, 0, 3))
@@ -66,7 +66,7 @@ async def test_put_without_room_evicts_the_least_recently_used(tmp_path, store, 
 
 @virtually
 async def test_evicted_chunk_is_not_kept_open(tmp_path, store, stored):
-    """Its room would not be free before it is closed."""
+    """The space of an evicted chunk is free only once it is closed."""
     host = host_with(tmp_path, store, room_for(3))
     async with running(host):
         await host.read(stored)
@@ -78,7 +78,7 @@ async def test_evicted_chunk_is_not_kept_open(tmp_path, store, stored):
 
 @virtually
 async def test_objects_are_limited_as_bytes_are(tmp_path, store, stored):
-    """Whatever their size."""
+    """The limit of objects holds whatever their size is."""
     host = host_with(tmp_path, store, room_for(1000, objects=2))
     async with running(host):
         await read_all(host, stored)
@@ -87,7 +87,7 @@ async def test_objects_are_limited_as_bytes_are(tmp_path, store, stored):
 
 @virtually
 async def test_chunk_that_is_read_stays_however_old_it_is(tmp_path, store, stored):
-    """Others go; and when all are read the next chunk is streamed."""
+    """Other chunks go. The next chunk is streamed if all are being read."""
     host = host_with(tmp_path, store, room_for(2))
     async with running(host) as hydrator:
         chunks = hydrator.layout(stored.index).chunks
@@ -121,7 +121,7 @@ async def test_after_no_room_was_found_no_plan_is_made_for_a_while(tmp_path, sto
 
 @virtually
 async def test_concurrent_puts_are_never_promised_the_same_room(tmp_path, store):
-    """However many come at once, the cache stays within its limits at every moment."""
+    """The cache stays within its limits at every moment, however many puts come at once."""
     host = host_with(tmp_path, store, room_for(3))
     segments = [Stored(store, base) for base in range(0, 720, 36)]
     most = 0
@@ -138,7 +138,7 @@ async def test_concurrent_puts_are_never_promised_the_same_room(tmp_path, store)
 
 @virtually
 async def test_smaller_area_is_evicted_at_once(tmp_path, store, stored):
-    """Not at the next interval: the log may be waiting for the room."""
+    """A smaller area is evicted at once and not at the next interval: the log may wait for the room."""
     host = host_with(tmp_path, store, room_for(10))
     async with running(host):
         keeping = asyncio.create_task(host.keeper.run())
@@ -240,7 +240,7 @@ async def test_carried_over_candidates_save_a_plan_over_all_files(tmp_path, stor
 
 @virtually
 async def test_access_times_outlive_a_restart_in_the_order_of_eviction(tmp_path, store, stored):
-    """They are saved when the keeper ends."""
+    """The access times are saved when the keeper ends."""
     host = host_with(tmp_path, store, LARGE)
     async with running(host):
         keeping = asyncio.create_task(host.keeper.run())
@@ -272,7 +272,7 @@ async def test_foreign_files_are_said_once_and_stay(tmp_path, store, stored):
 
 @virtually
 async def test_directory_that_cannot_be_used_is_tried_again(tmp_path, store, stored):
-    """Readers are streamed to meanwhile, and it is said once."""
+    """Readers are streamed to meanwhile, and the fault is logged once."""
     (tmp_path / "cache").write_text("a file")
     host = host_with(tmp_path, store, LARGE)
     host.assert_tidy = lambda: None

@@ -18,7 +18,7 @@ async def hold(budget, size_bytes, seconds=1.0):
 
 @virtually
 async def test_as_many_hold_as_there_are_slots_and_bytes():
-    """Whichever runs out first."""
+    """The budget is used up by slots or by bytes, whichever runs out first."""
     budget = DownloadBudget(3, 100)
     tasks = [asyncio.create_task(hold(budget, 40)) for _ in range(4)]
     await asyncio.sleep(0.5)
@@ -47,7 +47,7 @@ async def test_large_request_is_not_overtaken_and_gets_its_turn():
 
 @virtually
 async def test_one_that_leaves_the_line_lets_the_next_one_come():
-    """It may have been waiting only behind it."""
+    """The next download may have been waiting only behind the one that left."""
     budget = DownloadBudget(9, 100)
     first = asyncio.create_task(hold(budget, 60, 100))
     await asyncio.sleep(0)
@@ -67,7 +67,7 @@ async def test_one_that_leaves_the_line_lets_the_next_one_come():
 @pytest.mark.parametrize("seed", range(20))
 @virtually
 async def test_any_order_of_cancellations_leaves_the_budget_whole(seed):
-    """Also where a turn comes in the same moment."""
+    """The budget stays whole, even if a turn comes in the same moment as a cancellation."""
     random, budget = Random(seed), DownloadBudget(3, 100)
     tasks = []
     for _ in range(60):

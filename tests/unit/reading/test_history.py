@@ -76,7 +76,7 @@ async def test_link_is_written_once(store, history):
 
 
 async def test_circle_is_refused(history):
-    """Also one over several topics, and of a topic with itself."""
+    """A circle of several topics is refused, and so is a topic that is its own history."""
     await history.link(linked(1, 6))
     await history.link(linked(2, 6))
     for link in (linked(0, 6, history=2), linked(3, 6, history=3)):
@@ -98,7 +98,7 @@ async def test_circle_that_is_there_is_an_error(tmp_path, store, archive, clock)
 
 
 async def test_too_many_restores_are_refused(history):
-    """Before the link is written."""
+    """The link of a restore too many is refused before it is written."""
     for number in range(1, LINKS_MAX + 1):
         await history.link(linked(number, 6))
     with pytest.raises(ConfigError, match=f"more than {LINKS_MAX} restores"):
@@ -127,7 +127,7 @@ async def test_log_that_does_not_begin_there_has_no_history(tmp_path, store, his
 
 
 async def test_damaged_link_is_named(store, history):
-    """With its key: a topic would else seem to begin anew."""
+    """The error names the key of a damaged link. The topic would seem to begin anew without it."""
     await history.link(linked(1, 6))
     key = history_link_key(key_of(1))
     rot(store, key)
@@ -137,7 +137,11 @@ async def test_damaged_link_is_named(store, history):
 
 @pytest.mark.parametrize("read_committed", [True, False])
 async def test_reading_begins_in_the_history(tmp_path, store, archive, history, read_committed):
-    """Across the seam, and across what retention took of the new archive's head; aborted records as ever."""
+    """
+    A read goes over the seam to the old log, and over the head that retention took from the new one.
+
+    Aborted records are hidden as ever.
+    """
     old = LogWriter(tmp_path / "0", topic_id=IDS[0])
     old.identified = replace(old.identified, cluster="cluster-0")
     old.append(b"kept")
@@ -175,7 +179,7 @@ async def test_reading_begins_in_the_history(tmp_path, store, archive, history, 
 
 
 async def test_outage_leaves_what_is_known_of_links(writer, store, history, clock):
-    """That there was none is told on; before the first read nothing is known."""
+    """A known absence of links is still given during an outage. Nothing is known before the first read."""
     failed = []
 
     def away() -> StorageUnavailable:

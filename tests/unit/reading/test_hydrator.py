@@ -60,7 +60,7 @@ async def test_all_chunks_are_the_segment(host, stored):
 
 @virtually
 async def test_readers_of_one_chunk_wait_for_one_download(host, store, stored):
-    """However many there are; those of another chunk wait for theirs."""
+    """Readers of one chunk wait for one download, however many there are. Another chunk has its own."""
     store.gate = asyncio.Event()
     async with running(host):
         readers = [asyncio.create_task(host.read(stored, number)) for number in (0, 0, 2, 0, 2)]
@@ -99,7 +99,7 @@ async def test_reader_that_leaves_does_not_end_the_download_of_the_others(host, 
 
 @virtually
 async def test_file_of_before_a_restart_is_checked_and_then_served(tmp_path, store, stored):
-    """It is not downloaded again; it is checked once."""
+    """The file is checked once, and not downloaded again."""
     async with running(Host(tmp_path / "cache", store)) as hydrator:
         await hydrator.open(PARTITION, stored.segment, stored.index, hydrator.layout(stored.index).chunks[0])
         (found,) = hydrator._open._entries.values()
@@ -137,7 +137,7 @@ def damage_gone(path):
 @pytest.mark.parametrize("when", ["open", "closed", "restarted"])
 @virtually
 async def test_cached_file_that_is_not_what_it_was_is_fetched_again(tmp_path, store, stored, damage, when):
-    """Whether a descriptor of it is open or not; no reader sees a wrong byte."""
+    """No reader sees a wrong byte, with an open descriptor of the file or without one."""
     host = Host(tmp_path / "cache", store)
     async with running(host) as hydrator:
         await host.read(stored)
@@ -234,7 +234,7 @@ async def test_batch_with_another_offset_than_the_index_says_is_corrupt(host, st
 
 @virtually
 async def test_object_that_is_too_short_is_corrupt(host, store, stored):
-    """Its index says where it should end."""
+    """The index says where the object should end."""
     store.add(stored.key, stored.data[:-10])
     async with running(host):
         with pytest.raises(CorruptDataError, match="is 10 bytes shorter than its index says") as caught:
@@ -293,7 +293,7 @@ async def test_downloads_and_their_bytes_are_bounded(host, store):
 
 @virtually
 async def test_sequential_reader_finds_the_next_chunk_there(host, store, stored):
-    """It begins after a step to the next chunk. A reader that jumps about gets nothing ahead."""
+    """Prefetching begins after a step to the next chunk. A reader that jumps about gets nothing ahead."""
     async with running(host):
         await host.read(stored, 0)
         await asyncio.sleep(1)
@@ -328,7 +328,11 @@ async def test_prefetch_under_way_is_not_begun_again(host, store, stored):
 
 @virtually
 async def test_sequential_reader_finds_the_next_segment_there(host, store):
-    """Its first chunk, and from there on the second one, whether segments have one chunk or several."""
+    """
+    The first chunk of the next segment is prefetched, and then its second.
+
+    This holds for segments of one chunk and of several.
+    """
     small = [Stored(store, 9 * number, batches=3) for number in range(3)]
     large = Stored(store, 27)
     ends = Stored(store, 63, batches=3)
@@ -454,7 +458,7 @@ async def test_whole_segment_that_fits_nowhere_is_cut_into_chunks(tmp_path, stor
 
 @virtually
 async def test_chunk_that_fits_nowhere_and_cannot_be_cut_is_an_error(tmp_path, store, stored):
-    """It says what an operator can do."""
+    """The error says what an operator can do."""
     host = Host(tmp_path / "cache", store, limits=NOTHING)
     async with running(host, downloads=DownloadLimits(stream_bytes_max=BATCH_BYTES)):
         with pytest.raises(LocalFileError, match="fit neither in the cache nor in memory"):
@@ -481,7 +485,7 @@ async def test_chunk_that_is_evicted_before_its_reader_comes_is_streamed_in_the_
 
 @virtually
 async def test_layouts_of_two_chunk_sizes_do_not_mix(host, store, stored):
-    """After a reload the same name has another size; a reader of before keeps what it has."""
+    """A chunk has another size after a reload, and a reader from before keeps the chunk that it has."""
     async with running(host) as hydrator:
         old = chunk_of(host, stored)
         async with hydrator.chunk(PARTITION, stored.segment, stored.index, old) as found:
@@ -494,7 +498,7 @@ async def test_layouts_of_two_chunk_sizes_do_not_mix(host, store, stored):
 
 @virtually
 async def test_closed_hydrator_ends_what_is_under_way(host, store, stored):
-    """Its waiters get an error that they may try again after; a new reader gets it at once."""
+    """Waiting readers get an error to try again after, and new readers get it at once."""
     store.gate = asyncio.Event()
     async with running(host) as hydrator:
         reader = asyncio.create_task(host.read(stored))

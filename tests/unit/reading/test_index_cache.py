@@ -21,7 +21,7 @@ def lean(stored):
 
 @virtually
 async def test_index_is_read_once_and_kept_in_memory_and_in_the_cache(host, store, stored):
-    """Without the broker's own indexes, which take the most room and serve no reader."""
+    """An index is kept without the broker's own indexes, which take the most room and serve no reader."""
     async with running(host) as hydrator:
         found = await asyncio.gather(*(hydrator.index(PARTITION, stored.segment) for _ in range(3)))
         assert found == [lean(stored)] * 3
@@ -33,7 +33,7 @@ async def test_index_is_read_once_and_kept_in_memory_and_in_the_cache(host, stor
 
 @virtually
 async def test_index_is_read_from_the_cache_after_a_restart(tmp_path, store, stored):
-    """Its own checksum says that it is whole."""
+    """The index's own checksum proves that it is whole."""
     for _ in range(2):
         host = Host(tmp_path / "cache", store)
         async with running(host) as hydrator:
@@ -57,7 +57,7 @@ async def test_damaged_index_in_the_cache_is_read_again(tmp_path, store, stored,
 
 @virtually
 async def test_index_of_another_segment_in_its_place_is_not_used(tmp_path, store, stored):
-    """Its checksum is right, and it describes another object."""
+    """The checksum of such an index is right, but it describes another object."""
     other = Stored(store, 1000)
     assert len(other.sidecar) != len(stored.sidecar) or other.sidecar != stored.sidecar
     path = tmp_path / "cache" / stored.index_key
@@ -120,7 +120,7 @@ async def test_memory_is_bounded_by_the_least_recently_used(host, store):
 
 @virtually
 async def test_cache_without_room_takes_no_index(tmp_path, store, stored):
-    """It is held in memory all the same."""
+    """The index is held in memory all the same."""
     host = Host(tmp_path / "cache", store, limits=TrimLimits(0, 100))
     async with running(host) as hydrator:
         assert await hydrator.index(PARTITION, stored.segment) == lean(stored)

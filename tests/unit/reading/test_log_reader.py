@@ -57,7 +57,7 @@ async def test_reader_reads_all_and_then_what_came_since(writer, archive, gaps):
 
 
 async def test_retention_under_a_reader_is_a_gap_and_not_a_failure(writer, archive, gaps):
-    """What went before the reader came to it is told, and reading goes on after it."""
+    """Records that retention took before the reader came to them are reported, and reading goes on."""
     for _ in range(4):
         writer.closed_segment()
     await archived(writer, archive)
@@ -72,7 +72,7 @@ async def test_retention_under_a_reader_is_a_gap_and_not_a_failure(writer, archi
 
 
 async def test_reader_with_an_old_manifest_reads_on_while_the_objects_are_there(writer, archive, gaps):
-    """That is what the delay between the manifest and the objects is for."""
+    """The delay between the manifest and the deletion of objects is for such readers."""
     for _ in range(3):
         writer.closed_segment()
     await archived(writer, archive)
@@ -87,7 +87,7 @@ async def test_reader_with_an_old_manifest_reads_on_while_the_objects_are_there(
 
 
 async def test_reader_that_begins_before_the_archive_begins_with_it(writer, archive, gaps):
-    """What retention took is told; what was never there is not."""
+    """Records that retention took are reported, and offsets that never existed are not."""
     first = writer.closed_segment()
     writer.closed_segment()
     await archived(writer, archive)
@@ -110,7 +110,7 @@ async def test_object_that_the_newest_manifest_names_is_missing(writer, archive,
 
 
 async def test_gap_that_is_read_across_is_told_once(writer, archive, gaps):
-    """Also when the reader had to read the manifest again behind it."""
+    """A gap is reported once, even if the reader reads the manifest again behind it."""
     for _ in range(3):
         writer.closed_segment()
     archiver = archiver_of(writer, archive, FakeBroker(writer))

@@ -75,7 +75,7 @@ def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory):
 
 
 def test_chunk_of_another_size_or_changed_on_the_disk_is_not_given(opened, directory):
-    """It has to be checked again."""
+    """Such a chunk has to be checked again."""
     name = add(opened, directory, 0)
     assert opened.take(name, 4) is None
     assert opened.take(name, 3) is None
@@ -137,7 +137,7 @@ def test_strategies_bound_open_files_and_trims_bound_files_on_the_disk(opened, d
 
 
 def test_predictive_keeps_open_what_most_readers_come_to(opened, directory):
-    """With one reader at the segment's first chunk and two at its third, the fourth stays open."""
+    """The fourth chunk stays open with one reader at the segment's first chunk and two at its third."""
     names = [add(opened, directory, number) for number in range(4)]
     entries = [opened.take(names[number], 3) for number in (0, 2, 2)]
     opened.limits = ChunkEvictionLimits(
@@ -150,7 +150,7 @@ def test_predictive_keeps_open_what_most_readers_come_to(opened, directory):
 
 
 def test_close_leaves_readers_their_files(opened, directory):
-    """They close them as they leave."""
+    """Readers close their files as they leave."""
     name = add(opened, directory, 0)
     entry = opened.take(name, 3)
     opened.close()

@@ -75,7 +75,7 @@ async def read(hydrator, manifest, offset, *, size_bytes_max=1 << 30, needs_a_ba
 
 
 async def test_read_begins_with_the_batch_that_holds_the_offset(writer, archive, host):
-    """From every offset, in both segments and over their border, and nowhere else."""
+    """A read begins with the batch of its offset, at every offset of both segments, and nowhere else."""
     for _ in range(3):
         writer.append()
     writer.roll()
@@ -116,7 +116,7 @@ async def test_read_keeps_to_its_limit(writer, archive, host):
 
 
 async def test_read_goes_on_over_a_gap(writer, archive, host):
-    """What was lost is passed over, as a client passes over what compaction took."""
+    """Lost offsets are passed over, as a client passes over compacted ones."""
     for _ in range(3):
         writer.closed_segment()
     whole = await archived(writer, archive)
@@ -158,7 +158,7 @@ async def test_gap_at_the_end_is_a_batch_without_records(writer, archive, host):
 
 
 async def test_aborted_transactions_come_with_their_records(writer, archive, host):
-    """A reader of committed records is told which to leave out."""
+    """A reader of committed records gets the list of transactions to leave out."""
     writer.append(b"no", producer_id=7)
     writer.append(b"yes", producer_id=8)
     writer.abort(7)
@@ -179,7 +179,7 @@ async def test_aborted_transactions_come_with_their_records(writer, archive, hos
 
 
 async def test_object_that_has_gone_is_for_the_caller(writer, archive, store, host):
-    """It has to read the manifest again."""
+    """The caller has to read the manifest again."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await store.delete_many([data_key(writer.identified, manifest.segments[0])])
@@ -189,7 +189,7 @@ async def test_object_that_has_gone_is_for_the_caller(writer, archive, store, ho
 
 
 async def test_history_comes_under_the_first_epoch(writer, archive, host):
-    """In memory: what is cached stays as it is stored, and is read again as it was."""
+    """Batches of history get the first epoch in memory. The cached bytes stay as they are stored."""
     writer.begin_epoch(37)
     writer.append(), writer.append(), writer.roll()
     manifest = await archived(writer, archive)
@@ -219,7 +219,7 @@ async def test_gap_at_the_end_is_of_no_leader(writer, archive, host):
 
 
 async def test_rest_of_a_chunk_that_was_cut_is_read(tmp_path, store):
-    """Neither cache nor memory takes a whole segment; behind a hole at the end of a part the next one is."""
+    """A whole segment fits neither cache nor memory. The next part is read behind a hole at a part's end."""
     data = b"".join(batch(base, [b"v" * 300] * 3) for base in (0, 10, 20, 30))
     stored = Stored(store, data=data, next_offset=40)
     manifest = PartitionManifest.begin(PARTITION, start_offset=0).appended([stored.segment])
@@ -233,7 +233,7 @@ async def test_rest_of_a_chunk_that_was_cut_is_read(tmp_path, store):
 
 
 async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, store):
-    """What a slow client takes is no more than it was given."""
+    """A slow client holds no more memory than the bytes that it was given."""
     for _ in range(6):
         writer.append(b"v" * 300)
     writer.roll()
@@ -246,7 +246,7 @@ async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, st
 
 
 async def test_cached_file_that_cannot_be_read_is_mistrusted(host, writer, archive, monkeypatch):
-    """Its reader is told so, and nothing stays open; for the next one it is read anew."""
+    """The reader gets an error and nothing stays open. The file is fetched anew for the next reader."""
     writer.append(), writer.roll()
     manifest = await archived(writer, archive)
 

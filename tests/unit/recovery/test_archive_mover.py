@@ -167,7 +167,7 @@ async def test_record_that_goes_while_it_is_copied_is_not_missed(world, target, 
 
 
 async def test_second_copy_copies_only_what_is_new(world, target, moving, tmp_path):
-    """What the target's manifests name is not even asked for."""
+    """Objects that the target's manifests name are not even asked for."""
     first = await moving.copy()
     assert (
         sum(one.copy.copied_objects for one in first)
@@ -207,7 +207,7 @@ async def test_uploads_go_on_in_the_target_where_the_source_was_closed(world, ta
 
 
 async def test_move_that_is_called_again_leaves_a_daemon_in_the_target_alone(world, target, moving, tmp_path):
-    """What has gone on there is reported, and not written over."""
+    """A partition that has gone on in the target is reported, and not written over."""
     await moving.move()
     writer = world.writers[2]
     writer.closed_segment(b"after")
@@ -220,7 +220,11 @@ async def test_move_that_is_called_again_leaves_a_daemon_in_the_target_alone(wor
 
 
 async def test_move_that_is_called_again_leaves_what_a_job_has_edited_alone(world, target, moving, tmp_path):
-    """Where no daemon archives any more: what was erased in the target is in the closed source still."""
+    """
+    A second move leaves alone what a job has edited in the target after the first.
+
+    No daemon archives any more, and the closed source still has what was erased in the target.
+    """
     await moving.move()
     writer = world.writers[0]
     base_offset = bases(target, writer)[0]
@@ -236,7 +240,11 @@ async def test_move_that_is_called_again_leaves_what_a_job_has_edited_alone(worl
 
 
 async def test_copy_is_not_written_over_what_a_job_has_edited(world, target, moving, tmp_path):
-    """Before the switch: the source goes on, and has what was erased from the copy."""
+    """
+    A copy before the switch is not written over what a job has edited in the target.
+
+    The source goes on, and has what was erased from the copy.
+    """
     await moving.copy()
     writer = world.writers[0]
     base_offset = bases(target, writer)[0]
@@ -315,7 +323,7 @@ async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
 
 
 async def test_gap_that_the_source_has_as_well_is_no_fault(world, target, moving, tmp_path):
-    """It was copied, and the daemon in the target went on after it."""
+    """The gap was copied, and the daemon in the target went on after it."""
     writer = world.writers[2]
     writer.closed_segment(b"lost")
     writer.closed_segment(b"six")
@@ -335,7 +343,7 @@ async def test_gap_that_the_source_has_as_well_is_no_fault(world, target, moving
 
 
 async def test_topics_that_are_half_purged_are_told_apart(world, moving):
-    """They were moved to this target before; their names are no unknown ones."""
+    """Half-purged topics were moved to this target before, and their names are not unknown."""
     await moving.move("third")
     now_ms = world.clock.now_ms
     await moving.source.manifests.change_topic(
@@ -374,7 +382,7 @@ async def test_partition_of_which_nothing_is_archived_is_closed_too(world, targe
 
 
 async def test_topic_manifest_goes_with_the_topic(world, target, moving):
-    """What is set of a topic holds in the target; in the source it says where it went."""
+    """The topic's settings hold in the target. In the source its manifest says where it went."""
     await moving.move("third")
     there, here = await archive_in(target).manifests.load_topic(THIRD), await world.manifest(THIRD)
     assert (there.moved_to, here.moved_to) == ("", THERE)
@@ -401,7 +409,7 @@ async def test_topic_that_is_not_there_is_said(moving):
 
 
 async def test_topic_is_not_moved_to_two_places(world, moving, tmp_path):
-    """It goes on from where it is."""
+    """A moved topic goes on from where it is."""
     await moving.move("third")
     other = Moving(world.store, MemoryStore(), tmp_path)
     other.mover._target = _site(other.target, "memory://elsewhere")
@@ -451,7 +459,7 @@ async def crash_and_come_again(world, target, tmp_path, *, at: int) -> bool:
 
 
 def test_crash_at_every_point_of_a_move_loses_nothing(tmp_path):
-    """Whichever effect is the last, uploads go on, and the next call brings it to the same end."""
+    """Uploads go on and the next call ends in the same state, whichever effect of a move is the last."""
     for at in count(1):
         world, target = DeletedTopics(tmp_path / str(at)), MemoryStore()
         if not run_virtual(crash_and_come_again(world, target, tmp_path, at=at), seed=at):

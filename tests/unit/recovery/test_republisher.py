@@ -53,7 +53,7 @@ async def republished(writer, archive, elsewhere, *, read_committed=True, limits
 
 
 async def test_records_come_in_order_and_blocks_are_bounded(writer, archive, elsewhere):
-    """By number and by bytes, whichever is reached first; the last one may be small."""
+    """A block ends at its number of records or bytes, whichever comes first. The last one may be small."""
     limits = BlockLimits(size_bytes=3_000, records=4)
     for _ in range(3):
         writer.closed_segment()
@@ -95,7 +95,7 @@ async def test_attempt_goes_on_where_the_last_one_ended(writer, archive, elsewhe
 
 @pytest.mark.parametrize("read_committed", [True, False])
 async def test_aborted_records_are_left_out_and_passed(writer, archive, elsewhere, read_committed):
-    """Where nothing visible follows, the mark alone moves to the archive's end."""
+    """The mark alone moves to the archive's end if nothing visible follows."""
     writer.append(b"kept")
     writer.append(b"aborted", producer_id=7)
     writer.abort(7)
@@ -119,7 +119,7 @@ async def test_archive_without_a_visible_record_moves_the_mark_alone(writer, arc
 
 
 async def test_object_that_is_missing_ends_it_after_what_comes_before(writer, archive, store, elsewhere):
-    """With the object back the next attempt goes on."""
+    """A missing object ends the run after the records before it. The next run goes on when it is back."""
     for _ in range(3):
         writer.closed_segment()
     manifest = await archived(writer, archive)
@@ -155,7 +155,7 @@ async def test_codec_of_a_partition_is_that_of_its_newest_segment(writer, archiv
 
 
 async def test_codec_of_a_segment_that_has_gone_is_none(writer, archive, store):
-    """Retention under a recovery is a gap that is told, and no failure."""
+    """A segment whose index has gone has no known codec: retention during a recovery is no failure."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await store.delete_many([index_key(writer.identified, manifest.segments[0])])

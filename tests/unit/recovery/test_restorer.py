@@ -144,7 +144,7 @@ async def test_shallow_restore_is_an_empty_log_where_the_archive_ends(writer, ar
 
 @pytest.mark.parametrize("ended_as", ["commit", "abort"])
 async def test_transaction_over_the_end_gets_its_end(writer, archive, site, ended_as):
-    """Its marker was not archived, and without one no client could read past it."""
+    """The marker was not archived, and no client could read past a transaction without one."""
     writer.append(b"in", producer_id=7)
     writer.roll()
     writer.append(b"in as well", producer_id=7)
@@ -163,7 +163,7 @@ async def test_transaction_over_the_end_gets_its_end(writer, archive, site, ende
 
 
 async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store):
-    """What is there and right is not fetched again; what is there and wrong is."""
+    """Right files of the first attempt are not fetched again, and wrong ones are."""
     for _ in range(3):
         writer.closed_segment()
     manifest = await archived(writer, archive)
@@ -184,7 +184,11 @@ async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store)
 
 @pytest.mark.parametrize("damage", ["none", "of a batch", "old epoch", "old producer", "no batch at its end"])
 async def test_file_of_an_earlier_attempt_is_judged_by_its_batches(writer, archive, site, store, damage):
-    """With the leader epochs that were stored it has the checksum that was stored, or it is fetched again."""
+    """
+    A file of an earlier attempt is kept if its batches have the stored checksum under the stored epochs.
+
+    Another file is fetched again.
+    """
     writer.begin_epoch(37)
     writer.closed_segment()
     writer.append()
@@ -245,7 +249,7 @@ async def test_damaged_object_is_not_put_in_place(writer, archive, site, store):
 
 
 async def test_log_with_records_is_never_replaced(writer, archive, site):
-    """However few they are."""
+    """A log with any record is never replaced."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     site.log.append(b"mine")
@@ -356,7 +360,7 @@ async def test_restored_replica_has_no_producer_to_remember(writer, archive, sit
 
 @pytest.mark.parametrize("rolls", ["", "before the marker", "at the end"])
 async def test_aborted_transaction_is_in_the_index_where_its_marker_is(writer, archive, site, rolls):
-    """Also where the archive has no side files, and where the marker is written by the restore."""
+    """The index has the transaction without side files in the archive, and with a marker of the restore."""
     first = writer.append(b"a", producer_id=7)
     writer.append(b"b", producer_id=7)
     if rolls:
@@ -401,7 +405,7 @@ async def test_new_records_go_on_behind_a_gap(writer, archive, site, gap_before)
 
 
 async def test_partition_that_never_had_a_record_is_left_alone(writer, archive, site):
-    """Its log begins at 0, as the broker made it."""
+    """The log begins at 0, as the broker made it."""
     writer.closed_segment()
     manifest = (await archived(writer, archive)).begin(writer.identified, start_offset=0)
     done = await site.restore(manifest)
@@ -410,7 +414,7 @@ async def test_partition_that_never_had_a_record_is_left_alone(writer, archive, 
 
 
 async def test_full_disk_is_an_error_and_leaves_the_place_as_it_was(writer, archive, site):
-    """A place that cannot be built in is said with its path."""
+    """The error has the path of the place that cannot be built in."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     blocked = site.staging

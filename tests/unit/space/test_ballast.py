@@ -56,7 +56,7 @@ def site(tmp_path, metrics):
 
 
 async def test_ballast_is_made_let_go_and_made_again(site):
-    """It goes when its disk is degraded, and comes back when the disk is all right with it, not before."""
+    """The ballast goes when its disk is degraded. It comes back once the disk is all right with it."""
     held = [await site.step(free_mib) for free_mib in (50, 5, 3, 2, 5, 12, 21, 22)]
     assert held == [SIZE, SIZE, SIZE, 0, 0, 0, 0, SIZE]
 

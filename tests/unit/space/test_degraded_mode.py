@@ -94,7 +94,11 @@ def nodes(store, quotas):
 
 @pytest.mark.looptime
 async def test_one_full_disk_holds_producers_of_the_whole_cluster_back(nodes, quotas):
-    """It is done within a moment of the disk's change, seen by all in a round, and undone as soon."""
+    """
+    Quotas are lowered within a moment of the disk's change, and put back as fast.
+
+    All see it in a round.
+    """
     async with running(*nodes):
         await asyncio.sleep(1)
         assert [node.shown("degraded_brokers") for node in nodes] == [0, 0, 0]
@@ -182,7 +186,7 @@ async def test_choice_can_be_changed_while_producers_are_held_back(nodes, quotas
 
 @pytest.mark.looptime
 async def test_daemon_that_died_while_its_disk_was_full_is_not_waited_for(nodes, quotas):
-    """Its state becomes unknown, and another daemon finds the record and puts the quotas back."""
+    """The state of the dead daemon becomes unknown. Another finds the record and puts the quotas back."""
     async with running(*nodes) as tasks:
         nodes[0].become(DEGRADED)
         await asyncio.sleep(1)
@@ -224,7 +228,7 @@ async def test_daemon_that_does_not_know_its_disks_says_and_does_nothing(store, 
 
 @pytest.mark.looptime
 async def test_fault_is_said_once_and_tried_again(store, quotas):
-    """A broker that refuses is said when it begins and after it was well, not every ten seconds."""
+    """A broker that refuses is logged when that begins and after it was well, not every ten seconds."""
     node = Node(1, store, quotas)
     node.state = DEGRADED
     with capture_logs() as lines:
@@ -273,7 +277,11 @@ async def test_lost_race_is_no_fault(store, quotas):
 
 @pytest.mark.looptime
 async def test_unreachable_bucket_or_broker_leaves_quotas_as_they_are(store, quotas):
-    """Without a record nothing is lowered; when both are back, the next round does it."""
+    """
+    Nothing is lowered without a record in the bucket.
+
+    The next round lowers when bucket and broker are back.
+    """
     node = Node(1, store, quotas)
     node.state = DEGRADED
     node.broker.fail_next("node_id", BrokerUnavailable("away"))

@@ -124,7 +124,7 @@ async def test_monitor_has_the_worst_state_of_the_logs_and_not_the_cache(make_mo
 
 
 async def test_monitor_without_a_cache_measures_the_logs_only(make_monitor, disks, metrics):
-    """Without a cache directory there is no measurement and no series of one."""
+    """A daemon without a cache directory makes no measurement of one, and has no series of one."""
     await make_monitor(cache_dir=None).step()
     assert disks.measurements == 1
     assert shown(metrics, "redpanda_storage_cache_disk_total_bytes", "/cache") is None
@@ -171,7 +171,7 @@ async def test_change_of_state_has_a_line_at_once(make_monitor, data):
 
 
 async def test_disk_that_hovers_at_the_threshold_does_not_flap(make_monitor, data):
-    """What the monitor knows of a disk goes into the next judgement."""
+    """The known state of a disk goes into the next judgement."""
     monitor = make_monitor()
     heard = []
     monitor.listen(lambda: heard.append(monitor.state))
@@ -196,7 +196,7 @@ async def test_each_filesystem_has_lines_of_its_own(make_monitor, data, other, c
 
 
 async def test_listeners_hear_of_the_first_measurement_and_of_each_change(make_monitor, data, cache):
-    """They are told when the new state can be read, and of nothing else."""
+    """Listeners hear when the new state can be read, and of nothing else."""
     monitor = make_monitor()
     heard = []
     monitor.listen(lambda: heard.append(monitor.state))

@@ -86,7 +86,7 @@ async def test_state_whose_write_failed_is_written_in_the_next_round(store, make
 
 
 async def test_every_broker_sees_all_states(make_board):
-    """What each publishes all read, their own included, without a read of what they know."""
+    """Each broker reads what all publish, their own state included, without another read."""
     boards = {node_id: make_board(node_id) for node_id in (1, 2, 3)}
     for board, state in zip(boards.values(), (OK, DEGRADED, LOW), strict=True):
         await board.publish(state)
@@ -107,7 +107,7 @@ async def test_peer_is_read_only_when_it_has_changed(store, make_board):
 
 
 async def test_our_own_state_in_the_bucket_is_not_believed(make_board):
-    """What we said before a restart counts for nothing: we know better, or do not know."""
+    """A broker's own state from before a restart counts for nothing: it knows better, or does not know."""
     await make_board(1).publish(DEGRADED)
     again = make_board(1)
     assert (await again.read_board(None)).states == {}
@@ -139,7 +139,7 @@ async def test_old_state_is_unknown_to_a_daemon_that_starts(make_board):
 
 @pytest.mark.parametrize("ahead_seconds", [3600, -3600])
 async def test_peer_with_a_wrong_clock_counts_once_it_is_seen_to_live(make_board, ahead_seconds):
-    """Its timestamp says nothing, so it counts while it changes before our eyes, and no longer."""
+    """The timestamp of such a peer means nothing, so the peer counts only while its file changes."""
     mine, peer = make_board(1), make_board(2, ahead_seconds=ahead_seconds)
     await peer.publish(DEGRADED)
     assert (await mine.read_board(OK)).states == {1: OK}

@@ -164,7 +164,7 @@ async def test_record_whose_write_was_not_answered_is_gone_on_with(side, store, 
 
 
 async def test_nothing_is_recorded_where_all_quotas_are_low_already(side, store, quotas):
-    """An operator who holds producers back anyway gets nothing put back."""
+    """Quotas that an operator set low already are not put back."""
     quotas.clear()
     quotas[EVERY_PRODUCER] = {PRODUCER_BYTE_RATE: float(RATE)}
     await side.hold_back()
@@ -182,7 +182,7 @@ async def test_quota_that_an_operator_sets_meanwhile_stays(side, quotas):
 
 
 async def test_quota_that_is_new_meanwhile_is_lowered_and_put_back_too(side, quotas):
-    """A user who gets a quota while the disk is full cannot write past it either."""
+    """A quota that a user gets while the disk is full is lowered too."""
     await side.hold_back()
     carol = quota_entity(user="carol")
     quotas[carol] = {PRODUCER_BYTE_RATE: 1e9}
@@ -193,7 +193,7 @@ async def test_quota_that_is_new_meanwhile_is_lowered_and_put_back_too(side, quo
 
 
 async def test_lowered_quotas_keep_their_rate_when_the_setting_changes(side, store, quotas):
-    """What was recorded is what is looked for when quotas are put back."""
+    """The recorded rate is the one that is looked for when quotas are put back."""
     await side.hold_back()
     await side.hold_back(rate=5)
     assert quotas == LOWERED
@@ -345,7 +345,7 @@ def crash_points():
 @pytest.mark.parametrize("at", crash_points())
 @pytest.mark.parametrize("goes_on", ["let_go", "hold_back"])
 async def test_crash_at_any_point_leaves_what_another_daemon_finishes(store, quotas, clock, at, goes_on):
-    """Wherever a daemon dies, the next one ends with producers as they were, whatever it does first."""
+    """The next daemon ends with the producers' old quotas, wherever one dies and whatever comes first."""
     wire = CrashingWire(at)
     crashing = Side(store, quotas, clock, wire=wire)
 

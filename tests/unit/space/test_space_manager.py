@@ -98,7 +98,7 @@ async def settle() -> None:
 
 @virtually
 async def test_logs_within_their_area_are_left_alone(daemon, manager, writers):
-    """Without pressure nothing is planned, and nothing goes."""
+    """Nothing is planned without pressure, and nothing goes."""
     async with daemon.running():
         (report,) = await manager.step()
         await settle()
@@ -109,7 +109,7 @@ async def test_logs_within_their_area_are_left_alone(daemon, manager, writers):
 
 @virtually
 async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manager, writers, disk):
-    """As much goes as is needed, from the oldest on, and the next round begins where this one ended."""
+    """The oldest segments go, as many as needed. The next round begins where this one ended."""
     async with daemon.running():
         disk.shrink_by(segment_bytes(writers[0]) * 2)
         (report,) = await manager.step()
@@ -125,7 +125,7 @@ async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manage
 
 
 async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, archive):
-    """Where the target is enforced, the published hint may lag behind it."""
+    """The published hint may lag behind an enforced target, so it bounds the first phase only."""
     ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
     manifest = await archived(writer, archive)
     seen = observed(writer, target_bytes=2 * segment_bytes(writer))
@@ -137,7 +137,7 @@ async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, arc
 
 
 async def test_advice_is_the_first_phase_and_total_retention_goes_further(writer, archive):
-    """Where the target is only advice, whatever is past it goes first; a hint does not lag there."""
+    """Segments past a target that is only advice go first, and the hint does not lag behind it there."""
     ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
     manifest = await archived(writer, archive)
     size_bytes = segment_bytes(writer)
@@ -195,7 +195,7 @@ async def test_active_segments_stay_however_full_the_disk_is(daemon, manager, wr
 
 @virtually
 async def test_what_is_not_durable_stays(daemon, manager, writers, disk):
-    """The archive ends before the last closed segments. That is said, and the shortfall is a metric."""
+    """The archive ends before the last closed segments. The plan says so, and the shortfall is a metric."""
     async with daemon.running():
         kept = [writer.closed_segment() for writer in writers]
         disk.total_bytes = 100
@@ -288,7 +288,7 @@ async def test_cache_is_told_its_area_and_gives_way_before_the_log(daemon, manag
 
 @virtually
 async def test_cache_on_a_disk_of_its_own_takes_nothing_from_the_log(daemon, manager, disk, told):
-    """It is sized there; the logs' disk has no cache on it."""
+    """The cache has its size from its own disk, and the logs' disk has no cache."""
 
     def two_disks(paths):
         found = disk.measured(paths)
@@ -322,7 +322,7 @@ async def test_cache_that_cannot_be_measured_is_said_and_left_out(daemon, manage
 
 @virtually
 async def test_cache_that_is_not_there_yet_takes_nothing_where_it_will_be(daemon, manager, disk, told):
-    """Its filesystem is that of the nearest directory above it."""
+    """The cache's filesystem is that of the nearest directory above it."""
 
     def not_there(paths):
         if paths == [CACHE]:
@@ -347,7 +347,7 @@ async def test_without_tiering_there_is_no_cache(daemon, manager, told):
 
 @virtually
 async def test_cache_hears_when_the_areas_are_no_longer_managed(daemon, manager, told):
-    """What the logs took of its area last is not held against it for ever."""
+    """The bytes that the logs took last from the cache's area are not held against it for ever."""
     manager.set_config(daemon.config)
     assert told == []
     manager.set_config(daemon.config.model_copy(update={"space_management_enable": False}))

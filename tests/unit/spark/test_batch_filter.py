@@ -73,7 +73,7 @@ def test_spans_say_what_the_records_are(data):
 @given(batches(), st.data())
 @settings(deadline=None)
 def test_what_is_left_is_just_what_was_to_be_kept(data, choices):
-    """It reads the same by two parsers, and the batch's offsets, producer and epoch are what they were."""
+    """The rest reads the same by two parsers. Offsets, producer and epoch of the batch stay."""
     records, before = list(iter_records(data)), parse_header(data)
     is_kept = choices.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
     kept = [one for one, is_wanted in zip(records, is_kept, strict=True) if is_wanted]
@@ -100,7 +100,7 @@ def test_what_is_left_is_just_what_was_to_be_kept(data, choices):
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_batches_of_a_real_broker_lose_every_other_record(topic):
-    """For every codec, with a delete horizon, and without any record."""
+    """Every other record is removed from a broker's batches of every codec, and the rest reads as before."""
     removed = 0
     for data in batches_of(golden_log(topic)):
         records = list(iter_records(data))
@@ -125,7 +125,7 @@ def test_times_count_from_the_delete_horizon_where_there_is_one():
 
 
 def test_batch_without_records_stays():
-    """What a broker's cleaner has left of a producer was not asked to be removed."""
+    """An empty batch, as a broker's cleaner leaves of a producer, was not asked to be removed."""
     data = memoryview(encode_batch(7, [], last_offset_delta=3, producer_id=4))
     assert filtered(data, []) is data
 
@@ -196,7 +196,7 @@ def test_arbitrary_bytes_are_records_or_damage(body, count, last_delta):
 
 @pytest.mark.parametrize("count", [10**6, 2**31 - 1])
 def test_count_of_more_records_than_there_are_bytes(count):
-    """It is refused before memory is taken for so many."""
+    """The count is refused before memory is taken for so many records."""
     stored = encode_batch(0, [NewRecord(b"v", key=b"k")])
     header = parse_header(stored)._replace(record_count=count, last_offset_delta=2**31 - 1)
     data = sealed(header, stored[HEADER_BYTES:])

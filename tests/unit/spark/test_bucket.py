@@ -28,7 +28,7 @@ async def manifest(tmp_path, config):
 
 
 def test_runs_are_the_object_in_whole_batches(bucket, manifest, config):
-    """Whatever the size of a run, together they are the object, each where it says."""
+    """All runs together are the object, each at its position, with any size of a run."""
     segment = manifest.segments[1]
     key = data_key(manifest.partition, segment)
     data = (config.cloud_storage_file_root / key).read_bytes()
@@ -40,7 +40,7 @@ def test_runs_are_the_object_in_whole_batches(bucket, manifest, config):
 
 
 def test_reading_may_stop_in_the_middle(bucket, manifest):
-    """What was fetched ahead is let go of, and the bucket is as good as before."""
+    """The bytes fetched ahead are released, and the bucket is as good as before."""
     segment = manifest.segments[0]
     key = data_key(manifest.partition, segment)
     runs = bucket.runs(key, position=0, end=segment.size_bytes, chunk_bytes=200)
@@ -54,7 +54,7 @@ def test_reading_may_stop_in_the_middle(bucket, manifest):
 
 
 def test_error_reaches_the_caller(bucket):
-    """As it is raised on the loop, at the item that it is about."""
+    """An error is raised at the item that it concerns, as it was raised on the event loop."""
     with pytest.raises(ObjectNotFound):
         next(bucket.runs("nothing/there", position=0, end=100))
 

@@ -94,7 +94,7 @@ async def test_compacted_segments_are_joined_up_to_the_target(writer, store):
 
 
 async def test_ends_of_transactions_go_with_their_records(writer, store):
-    """Those that may have begun in an earlier segment stay; nothing tells of aborted ones any more."""
+    """Markers whose transactions may have begun earlier stay. The index names no aborted transactions."""
     for number in range(20):
         writer.append(b"x", keys=[b"a"], producer_id=7)
         (writer.abort if number % 4 == 1 else writer.commit)(7)
@@ -119,7 +119,7 @@ async def test_ends_of_transactions_go_with_their_records(writer, store):
 
 
 async def test_tombstone_without_a_time_stays(writer, store):
-    """Its age cannot be known."""
+    """The age of such a tombstone is unknown."""
     writer.append(None, keys=[b"a"], timestamp_ms=-1)
     writer.append(None, b"x", keys=[b"b", b"c"], timestamp_ms=DEFAULT_TIME_MS)
     writer.roll()
@@ -132,7 +132,7 @@ async def test_tombstone_without_a_time_stays(writer, store):
 
 
 async def test_segment_of_which_nothing_is_left_is_empty(writer, store):
-    """It holds its offsets, so the archive has no hole, and reading goes over it."""
+    """An empty segment holds its offsets, so the archive has no hole, and reading goes over it."""
     for _ in range(2):
         writer.append(b"x", keys=[b"a"])
         writer.begin_epoch(writer.epochs[-1][0] + 1)
@@ -188,7 +188,7 @@ async def test_age_counts_as_before(writer, store):
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_request_leaves_all_or_nothing(tmp_path, after_effect):
-    """After each request that could be the last it is as it was, or done; another run does the rest."""
+    """A compaction that dies at any request leaves the old records or the new. Another run does the rest."""
     died = 0
     for number in range(1, 300):
         store, writer = MemoryStore(), LogWriter(tmp_path / f"{number}")
@@ -258,7 +258,7 @@ async def test_swap_that_was_overtaken_is_given_up(writer, store):
 
 
 async def test_compaction_is_whole_or_not_at_all(writer, store):
-    """Where one segment was replaced meanwhile the others stay too: a tombstone may have hidden a record."""
+    """No segment is replaced if one was replaced meanwhile: its tombstone may have hidden a record."""
     for value in (b"1", b"2", None):
         writer.append(value, b"x" * 30, keys=[b"a", b"only %r" % value])
         writer.roll()
@@ -276,7 +276,7 @@ async def test_compaction_is_whole_or_not_at_all(writer, store):
 
 
 async def test_expired_segments_are_left_out_of_a_swap(writer, store):
-    """Retention let go of the oldest meanwhile: the rest is swapped."""
+    """Retention took the oldest segments meanwhile, and the rest is swapped."""
     for number in range(3):
         writer.append(b"%d" % number, b"y", keys=[b"a", b"only-%d" % number])
         writer.roll()
@@ -307,7 +307,7 @@ async def spill_all_but(archive, writer, rows_left: int, *, rows_of_part: int) -
 
 @pytest.mark.parametrize("target_bytes", [1, 300])
 async def test_spilled_history_is_compacted_and_spilled_again(writer, store, target_bytes):
-    """Readers see the latest of each key, the live manifest tells of no more, and the counts are right."""
+    """Readers see the latest of each key, the live manifest has no more, and the counts are right."""
     for number in range(140):
         writer.append(b"%d" % number, b"y", keys=[b"a", b"only-%d" % number])
         writer.roll()
@@ -335,7 +335,7 @@ async def test_spilled_history_is_compacted_and_spilled_again(writer, store, tar
 
 
 async def test_damaged_object_is_not_compacted(writer, store):
-    """Whole batches that are not the manifest's are told as well as damaged ones."""
+    """Whole batches that are not the manifest's are faults, as damaged ones are."""
     writer.append(b"1", keys=[b"a"])
     writer.append(b"2", keys=[b"b"])
     writer.roll()

@@ -102,7 +102,7 @@ async def test_original_comes_back_where_no_log_has_it(store, writer, lagging):
 
 
 async def test_original_comes_back_where_its_place_is_spilled(store, writer, lagging):
-    """It is taken back for that."""
+    """The manifest takes back the spilled segments for that."""
     await archived(writer, archive_in(store))
     job = Job(store, writer.identified)
     await job.compact()
@@ -119,7 +119,7 @@ async def test_original_comes_back_where_its_place_is_spilled(store, writer, lag
 
 
 async def test_originals_go_when_no_election_can_lose_a_winner(store, writer):
-    """They go once two observations have the log behind all winners; a job that deletes keeps them before."""
+    """Originals go once two observations have the log behind all winners, and not before."""
     original = (await archived(writer, archive_in(store))).segments[0]
     await Job(store, writer.identified).compact()
     manifests, clock = archive_in(store).manifests, Clock()
@@ -149,7 +149,7 @@ async def test_originals_go_at_once_where_there_is_no_log(store, writer):
 
 
 async def test_log_that_is_never_trimmed_takes_the_place_of_originals(store, writer, lagging):
-    """Their objects go; after an election the new leader's log is archived, as far back as needed."""
+    """The originals go. After an election, the new leader's log is archived as far back as needed."""
     await archived(writer, archive_in(store))
     await Job(store, writer.identified).compact()
     compact_only = {"is_compact_only": True, "never_trimmed_because": "it is compacted"}

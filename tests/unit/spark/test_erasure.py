@@ -92,7 +92,7 @@ async def _erased(directory, random, segments, keys) -> None:
 
 
 async def test_unreadable_records_are_erased_as_well(writer, store):
-    """Those of an aborted transaction, and those before the archive's start, are in objects all the same."""
+    """Records of an aborted transaction, or before the archive's start, are in objects all the same."""
     writer.append(b"before the start", keys=[b"secret"])
     writer.append(b"kept", keys=[b"other"])
     writer.roll()
@@ -114,7 +114,7 @@ async def test_unreadable_records_are_erased_as_well(writer, store):
 
 
 async def test_aborted_transaction_over_two_segments_stays_aborted(writer, store):
-    """One of them is rewritten: it tells of the transaction still, and keeps the marker of both."""
+    """One of the segments is rewritten: it still has the transaction, and keeps the marker of both."""
     writer.append(b"1", keys=[b"a"], producer_id=7)
     writer.roll()
     writer.append(b"2", b"3", keys=[b"secret", b"b"], producer_id=7)
@@ -135,7 +135,7 @@ async def test_aborted_transaction_over_two_segments_stays_aborted(writer, store
 
 
 async def test_markers_have_no_key_that_could_be_erased(writer, store):
-    """What stands where records have theirs says which end it is; a client's record may have the same."""
+    """A marker's bytes in the place of a key say which end it is, and a client's record may have the same."""
     writer.append(b"1", b"2", keys=[b"\0\0\0\1", b"a"], producer_id=7)
     writer.commit(7)
     writer.roll()
@@ -186,7 +186,7 @@ async def test_replaced_objects_have_the_keys_until_they_are_deleted(writer, sto
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect):
-    """After each request that could be the last all is readable; another run erases what is left."""
+    """An erasure that dies at any request leaves everything readable. Another run erases what is left."""
     died = 0
     for number in range(1, 400):
         store, writer = MemoryStore(), LogWriter(tmp_path / f"{number}")
@@ -264,7 +264,7 @@ async def test_spilled_history_is_erased_and_spilled_again(writer, store):
 
 
 async def test_damaged_segment_is_not_taken_for_one_without_the_key(writer, store):
-    """A batch with another checksum, and an object of other batches, are told."""
+    """A batch with another checksum is a fault, and so is an object of other batches."""
     writer.append(b"1", keys=[b"a"])
     writer.append(b"2", keys=[b"b"])
     writer.roll()

@@ -21,7 +21,11 @@ print(record_spans(parse_header(data), data).offsets.tolist(), tieringd.__file__
 
 
 def test_code_is_made_again_where_it_cannot_be_kept(tmp_path):
-    """Where neither the package nor the home can be written it takes a second longer, and no more."""
+    """
+    The code is compiled at each start if neither the package nor the home is writable.
+
+    It costs a second.
+    """
     place = tmp_path / "site-packages"
     package = Path(tieringd.__file__).parent
     shutil.copytree(package, place / "tieringd", ignore=shutil.ignore_patterns("__pycache__"))

@@ -9,7 +9,7 @@ from tieringd.storage.at_once import at_once
 
 
 async def test_results_come_in_the_order_of_the_parts():
-    """However many there are."""
+    """Results come in the order of the parts, however many there are."""
     assert await at_once(range(20), _doubled) == [2 * number for number in range(20)]
 
 

@@ -118,7 +118,7 @@ async def test_one_token_serves_many_requests(cloud, source):
 
 @pytest.mark.parametrize("source", [METADATA, FEDERATION])
 async def test_end_of_the_token_is_known(cloud, source):
-    """From the first request on, as the token service said it."""
+    """A store knows the end of its token from the first request on, as the token service gave it."""
     async with cloud(TokenService(), "secret-token-1") as here:
         store = await here.store(source)
         assert store.credentials_end is None
@@ -127,7 +127,7 @@ async def test_end_of_the_token_is_known(cloud, source):
 
 
 async def test_user_assigned_identity_is_asked_for_by_its_client_id(cloud):
-    """With a client id the metadata service is asked for that identity, even if the machine has none."""
+    """The metadata service is asked for the identity with that client id, even if the machine has none."""
     service = TokenService(has_own_identity=False, client_ids={"my-identity"})
     async with cloud(service, "secret-token-1") as here:
         await put(await here.store(managed_identity_id="my-identity"))
@@ -175,7 +175,7 @@ async def test_rejected_token_is_replaced_and_the_request_sent_again(cloud, slic
 
 
 async def test_identity_that_is_never_accepted_is_denied_without_a_storm(cloud):
-    """When fresh tokens are rejected as well, calls are denied, and the token service is left alone."""
+    """A call is denied if fresh tokens are rejected as well, and the token service is left alone."""
     async with cloud(TokenService()) as here:
         store = await here.store()
         for _ in range(5):
@@ -222,7 +222,7 @@ async def test_unknown_identity_names_the_setting(cloud):
 
 
 async def test_metadata_service_that_is_not_there_is_unavailable(cloud, monkeypatch):
-    """Without a metadata service a call is worth another try: a machine may have just started."""
+    """A call is worth another try if no metadata service answers: the machine may have just started."""
     async with serving(TokenService()) as url:
         pass
     async with cloud(TokenService()) as here:
@@ -261,7 +261,7 @@ async def test_rotated_assertion_is_read_again(cloud, advance, tmp_path):
     ],
 )
 async def test_federation_needs_its_environment(cloud, monkeypatch, variable, value, match):
-    """What Kubernetes should have set and did not is a fault of the configuration, named at the start."""
+    """A variable that Kubernetes should have set is a fault of the configuration, named at the start."""
     async with cloud(TokenService()) as here:
         monkeypatch.setenv(variable, value)
         with pytest.raises(ConfigError, match=match):

@@ -86,7 +86,7 @@ async def put(store: AzureStore, **condition) -> None:
     ],
 )
 async def test_final_answers_have_classes_of_their_own(status, code, error):
-    """What the store answers for good is told by class, after one request, with the key."""
+    """A final answer of the store has a class of its own, after one request, with the key."""
     refusing = Refusing(status, code)
     async with store_of(refusing) as store:
         with pytest.raises(error) as caught:
@@ -174,7 +174,7 @@ async def test_listing_is_translated_like_the_rest():
 
 
 async def test_answer_that_says_more_than_a_line_is_cut():
-    """Of the service's message the first line is kept: what follows quotes signatures and request ids."""
+    """An error keeps the first line of the service's message. The rest quotes signatures and request ids."""
     async with store_of(Refusing("403 Forbidden", "AuthenticationFailed")) as store:
         with pytest.raises(StorageDenied, match="AuthenticationFailed said the server") as caught:
             await store.get("key")

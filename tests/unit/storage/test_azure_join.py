@@ -121,7 +121,7 @@ async def join(store, sources, **changes):
 
 @pytest.mark.parametrize("keeps_md5", [True, False])
 async def test_service_copies_blocks_by_a_signed_address(keeps_md5):
-    """With a shared key each source is read by a signature for it alone, and no byte comes here."""
+    """A store with a shared key signs each source, and no byte comes through this host."""
     service = Service(keeps_md5=keeps_md5)
     async with store_of(service, prefix="dir") as store:
         joined = await join(store, filled(service, prefix="dir/"))
@@ -132,7 +132,7 @@ async def test_service_copies_blocks_by_a_signed_address(keeps_md5):
 
 
 async def test_identity_shows_its_token_for_the_source(server_tls, certificate, monkeypatch):
-    """With an identity the request carries the same token twice; it is asked for once."""
+    """A store with an identity sends its token for the source too. It asks for the token once."""
     tokens, service = TokenService(), Service(token="secret-token-1")
     async with AsyncExitStack() as resources:
         metadata = await resources.enter_async_context(serving(tokens))

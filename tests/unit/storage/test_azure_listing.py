@@ -106,7 +106,7 @@ async def test_two_listings_do_not_disturb_each_other():
 
 
 async def test_listing_from_a_key_without_marker_skips_in_large_pages():
-    """From any key the place is found by skipping, 5000 keys a request; then each page costs one."""
+    """A listing from a key without a marker skips 5000 keys per request. Then each page costs one request."""
     keys = numbered(12_000)
     container = Container(*keys)
     async with store_of(container) as store:
@@ -157,7 +157,7 @@ async def test_answer_that_is_no_listing_is_worth_another_try(document):
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
 async def test_directories_are_left_out(limit):
-    """With a hierarchical namespace directories are entries too, and none is an object."""
+    """Directories of a hierarchical namespace are entries of a listing, but no objects."""
     container = Container("a", "a/b", "a/b/1", "a/b/2", "c", "d", "d/1", "z")
     container.directories = {"a", "a/b", "d", "z"}
     async with store_of(container) as store:
@@ -167,7 +167,7 @@ async def test_directories_are_left_out(limit):
 
 
 async def test_remembered_pages_are_bounded():
-    """However many listings begin, the markers that are kept are few; the oldest go first."""
+    """The store keeps few markers, however many listings begin, and the oldest go first."""
     container = Container(*(f"{number:03d}/{name}" for number in range(300) for name in "ab"))
     async with store_of(container) as store:
         for number in range(300):

@@ -70,7 +70,7 @@ async def test_range_is_cut_from_a_whole_answer(headers):
 
 
 async def test_range_ends_with_the_object():
-    """Of a range that reaches past the end the bytes that exist are returned."""
+    """A range that reaches past the end gives the bytes that exist."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.answer("206 Partial Content", b"89", Content_Range="bytes 8-9/10", **STORED)

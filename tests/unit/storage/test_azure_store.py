@@ -87,7 +87,7 @@ async def test_bytes_carry_an_md5_over_tls_too(server_tls, certificate):
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 async def test_md5_of_the_answer_is_compared(slice_of, in_blocks):
-    """A service that tells of other bytes than were sent has stored other bytes."""
+    """A service whose answer has another MD5 has stored other bytes."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.read_body()
@@ -163,7 +163,7 @@ async def test_failed_block_upload_is_in_doubt_only_at_its_commit(slice_of, answ
 async def test_file_with_another_checksum_never_arrives_whole(
     slice_of, server_tls, certificate, is_tls, in_blocks
 ):
-    """Of a file whose bytes are not the announced ones the last are never sent, and nothing is joined."""
+    """The last bytes of a file with another checksum are never sent, and nothing is joined."""
     data, whole = content(5 << 20), []
     received = asyncio.Queue()
 
@@ -188,7 +188,7 @@ async def test_file_with_another_checksum_never_arrives_whole(
 
 
 async def test_unanswered_put_has_an_unknown_outcome_and_is_not_repeated(slice_of):
-    """When the connection ends after the last byte it may be stored, and is not written again unasked."""
+    """A PUT may have stored its object if the connection ends after the last byte. It is not repeated."""
     data, requests = content(LARGE), []
 
     async def handle(exchange: Exchange) -> None:
@@ -206,7 +206,7 @@ async def test_unanswered_put_has_an_unknown_outcome_and_is_not_repeated(slice_o
 
 
 async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
-    """When the connection ends before the last byte has left, nothing can be stored."""
+    """A PUT has stored nothing if the connection ends before the last byte has left."""
     data = content(LARGE)
 
     async def handle(exchange: Exchange) -> None:
@@ -266,7 +266,7 @@ async def test_refusal_before_the_body_is_read_is_heard(slice_of):
 
 @pytest.mark.parametrize("in_blocks", [False, True], ids=["one-request", "blocks"])
 async def test_cancelled_put_frees_its_thread_and_its_file(slice_of, in_blocks):
-    """After a cancelled put the file may be closed at once, and the store's only thread is free."""
+    """The file may be closed at once after a cancelled PUT, and the store's only thread is free."""
     begun, joined = asyncio.Event(), []
     data = content(LARGE)
 

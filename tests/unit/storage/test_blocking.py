@@ -11,7 +11,7 @@ from tieringd.storage.threads import in_thread, in_thread_or
 
 
 async def test_result_and_error_come_through():
-    """As from any call."""
+    """The result and the error of the function come through, as from any call."""
     assert await in_thread(sorted, [2, 1], reverse=True) == [2, 1]
     with pytest.raises(ZeroDivisionError):
         await in_thread(divmod, 1, 0)

@@ -72,7 +72,7 @@ class Sink:
 
 
 class HalfReader:
-    """Reads a part of the first body, says so, and goes on when it is told."""
+    """A server that reads a part of the first body, says so, and goes on when it may."""
 
     def __init__(self):
         self.has_begun = asyncio.Event()
@@ -109,7 +109,7 @@ async def test_body_arrives_whole_on_both_event_loops(slice_of, executor, size, 
 
 
 async def test_body_stays_behind_the_cipher_under_tls(slice_of, executor, server_tls, certificate):
-    """Over TLS a large body is encrypted: the server, which decrypts it, receives the slice."""
+    """A large body is encrypted under TLS, and the server that decrypts it receives the slice."""
     data, sink = content(LARGE), Sink()
     client_tls = ssl.create_default_context(cafile=str(certificate))
     async with serving(sink, tls=server_tls) as url:
@@ -185,7 +185,7 @@ async def test_file_truncated_under_way_is_reported(slice_of, executor):
 async def test_cancelled_body_ends_its_thread_before_stop_returns(
     slice_of, executor, both_ends_of_tls, new_loop, is_tls
 ):
-    """After a cancelled request and `stop`, no thread works, and the server has less than was promised."""
+    """No thread works after a cancelled request and `stop`, and the server has less than was promised."""
     body = body_of(slice_of(content(LARGE)), executor)
     server_tls, client_tls = both_ends_of_tls if is_tls else (None, True)
 
@@ -239,7 +239,7 @@ async def test_stop_survives_being_cancelled(slice_of, executor):
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["sendfile", "tls"])
 async def test_peer_that_takes_nothing_is_given_up(slice_of, executor, server_tls, certificate, is_tls):
-    """When the peer takes no byte for the allowed time, the request fails instead of waiting on."""
+    """A request fails if the peer takes no byte for the allowed time."""
     body = body_of(slice_of(content(LARGE)), executor, stall_seconds=0.1)
     client_tls = ssl.create_default_context(cafile=str(certificate)) if is_tls else True
     server = HalfReader()
@@ -283,7 +283,7 @@ async def test_sending_leaves_no_descriptor_open(slice_of, executor):
 
 
 def test_body_is_a_file_to_botocore(slice_of, executor):
-    """It has a length, and it can be read, asked for its position, and rewound."""
+    """A body has a length, and can be read, asked for its position, and rewound."""
     body = body_of(slice_of(b"0123456789"), executor)
     assert (len(body), body.tell(), body.read(4), body.tell(), body.read()) == (10, 0, b"0123", 4, b"456789")
     assert body.seek(0, os.SEEK_END) == 10

@@ -60,7 +60,7 @@ async def test_trial_that_tells_nothing_is_none(error):
 
 
 async def test_refusal_in_other_words_is_one():
-    """Not every store calls it a bad digest."""
+    """A refusal counts as one in other words too: not every store calls it a bad digest."""
     store = MemoryStore()
     store.fail_next("put", lambda: StorageError("400 InvalidRequest"))
     puts = CheckedPuts(store)
@@ -87,7 +87,7 @@ async def test_damaged_object_is_stored_again(tells, condition):
 
 
 async def test_store_that_keeps_other_bytes_is_given_up():
-    """No caller is told that the object exists."""
+    """No caller takes the object for stored."""
     store = TrustingStore(tells=True)
     store.flips = 3
     with pytest.raises(ChecksumRejected, match="3 times in a row"):
@@ -124,7 +124,7 @@ async def test_object_that_cannot_be_read_back_may_be_stored():
 
 @virtually
 async def test_store_is_tried_once_and_before_the_first_put():
-    """Also where many come at once, and where the store is away at first; readers do not wait for it."""
+    """A store is tried once, even if many PUTs come at once, or it is away at first. Readers do not wait."""
     backend = TrustingStore()
     backend.add("there", DATA)
     store = ResilientStore(backend, LIMITS, tries_checksums=True)
@@ -153,7 +153,7 @@ async def test_join_in_such_a_store_proves_nothing():
 
 @virtually
 async def test_segment_that_the_store_keeps_damaged_is_never_trimmed(tmp_path):
-    """What arrived damaged is sent again; where that does not help, the local file is the only copy."""
+    """A damaged object is sent again. If that does not help, the local file is the only copy."""
     writer, backend = LogWriter(tmp_path), TrustingStore()
     store = ResilientStore(backend, LIMITS, tries_checksums=True)
     archiver = archiver_of(writer, archive_in(store), FakeBroker(writer))

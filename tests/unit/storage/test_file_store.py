@@ -170,7 +170,7 @@ async def test_object_is_a_plain_file_under_its_key(store, root):
 @pytest.mark.parametrize("condition", [None, IfAbsent()], ids=["plain", "if-absent"])
 @pytest.mark.parametrize(("first", "second"), [("a", "a/b"), ("a/b", "a"), ("a", "a/b/c")])
 async def test_key_below_another_is_refused_clearly(store, first, second, condition):
-    """Where `a` is an object, `a/b` cannot be one, nor the other way round; the error says so."""
+    """Objects `a` and `a/b` cannot both exist, in either order, and the error names the reason."""
     await put(store, first, b"first")
     with pytest.raises(StorageError, match="cannot have both") as caught:
         await put(store, second, b"second", condition=condition)
@@ -188,7 +188,7 @@ async def test_path_that_is_too_long_is_refused_clearly(store):
 
 
 async def test_full_disk_is_told_and_left_clean(small_disk, slice_of):
-    """Without room nothing is stored, nothing is left behind, and the error names the disk."""
+    """A full disk stores nothing and keeps no temporary file, and the error names the disk."""
     store = FileStore(small_disk)
     data = bytes(6 << 20)
     for body in (data, slice_of(data)):
@@ -298,7 +298,7 @@ async def test_put_flushes_names_that_a_killed_writer_made(store, root, flushed)
 
 
 async def test_directory_is_flushed_once_until_it_is_made_anew(store, flushed):
-    """Later puts flush the file's own name alone. A directory that went and came back has a new name."""
+    """Later PUTs flush the file's own name alone. A directory that went and came back is flushed again."""
     await put(store, "a/b/1", b"x")
     flushed.clear()
     await put(store, "a/b/2", b"x")
@@ -365,7 +365,7 @@ async def test_directory_that_appears_while_it_is_made_is_flushed(store, root, f
 
 
 async def test_directory_that_is_made_again_is_flushed_again(store, flushed):
-    """It may have the inode that it had before."""
+    """The new directory may have the inode of the old one."""
     for _ in range(20):
         await put(store, "a/b/1", b"x")
         assert set(flushed) == {".", "a", "a/b"}
@@ -374,7 +374,7 @@ async def test_directory_that_is_made_again_is_flushed_again(store, flushed):
 
 
 async def test_directory_that_another_process_made_again_is_flushed_again(store, root, flushed):
-    """That process may have been killed before it flushed the name."""
+    """The other process may have been killed before it flushed the name."""
     await put(store, "a/b/1", b"x")
     (root / "a/b/1").unlink()
     (root / "a/b").rename(root / "gone")
@@ -484,7 +484,7 @@ async def test_page_that_is_asked_for_again_is_read_anew(store):
 
 
 async def test_listing_reads_each_directory_once(store, on_audit_event):
-    """However many pages it has."""
+    """A listing reads each directory once, however many pages it has."""
     for number in range(20):
         await put(store, f"{number:02d}/object", b"x")
     count = 0

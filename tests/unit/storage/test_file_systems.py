@@ -1,4 +1,4 @@
-"""Of which type a file system is, as the system tells it."""
+"""The type of a file system, as the operating system gives it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_type_is_of_the_mount_and_not_of_the_device(tmp_path, mount_id, found):
 
 
 def test_system_that_tells_nothing(tmp_path):
-    """Where there is no /proc, nothing is known of the type."""
+    """The type is unknown on a system without /proc."""
     assert filesystem_type(7, proc=tmp_path) == ""
 
 

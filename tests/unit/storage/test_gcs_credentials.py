@@ -119,7 +119,7 @@ async def test_service_account_signs_for_its_token(key_file, private_key):
 
 
 async def test_end_of_the_token_is_known():
-    """From the first request on; the token is not used to its very end."""
+    """A store knows the end of its token from the first request on, and renews the token before that."""
     async with running_metadata_server() as metadata, instance_store(Bucket(), metadata) as (store, _):
         assert store.credentials_end is None
         await store.get("key")
@@ -167,7 +167,7 @@ async def test_many_callers_share_one_refresh():
 
 
 async def test_token_is_renewed_before_it_expires_while_requests_run():
-    """In the second half of its life a token is renewed behind the requests, which go on with it."""
+    """A token is renewed in the second half of its life, while requests go on with it."""
     bucket = Bucket()
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, clock):
         await store.get("key")
@@ -185,7 +185,7 @@ async def test_token_is_renewed_before_it_expires_while_requests_run():
 
 
 async def test_early_refresh_that_fails_is_tried_again_later():
-    """While the token still works a failing refresh does no harm, and is repeated after a pause."""
+    """A refresh that fails does no harm while the token still works, and is repeated after a pause."""
     bucket = Bucket()
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, clock):
         await store.get("key")
@@ -214,7 +214,7 @@ async def test_expired_token_is_not_sent():
 
 
 async def test_refused_token_is_dropped_and_the_next_one_tried():
-    """After the first 401 all requests with that token may be tried again; the next one has a fresh token."""
+    """Requests with a refused token may be tried again, and the next one has a fresh token."""
     bucket = Bucket()
     bucket.is_good = lambda token: token != "token-1"
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, _):
@@ -313,7 +313,7 @@ async def test_metadata_server_that_is_away_is_unavailable():
     ],
 )
 async def test_answer_without_a_usable_token_is_unavailable(document):
-    """What is no token is not sent to the store."""
+    """An answer that is no token is not sent to the store."""
 
     async def handle(exchange: Exchange) -> None:
         headers = {"Content_Type": "application/json"}
@@ -354,7 +354,7 @@ async def test_refused_assertion_is_told_without_it(key_file, private_key, caplo
 
 
 async def test_token_and_key_are_never_shown(key_file, private_key, caplog):
-    """Neither errors of any kind, with all they are chained to, nor logs or reprs hold a secret."""
+    """A secret is in no error with its causes, in no log and in no repr."""
     caplog.set_level(logging.DEBUG)
     bucket, endpoint, shown = Bucket(), GcsTokenEndpoint(private_key.public_key()), []
 

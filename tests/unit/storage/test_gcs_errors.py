@@ -49,7 +49,7 @@ from tieringd.storage.store_settings import GcsSettings
     ],
 )
 async def test_final_answers_have_classes_of_their_own(status, reason, message, error):
-    """What the store answers for good is told by class, with the key."""
+    """A final answer of the store has a class of its own, with the key."""
     async with store_of(refusing(status, reason, message)) as store:
         with pytest.raises(StorageError) as caught:
             await store.put("dir/key", b"content", crc32c=0, condition=IfVersion("7"))

@@ -84,7 +84,7 @@ async def test_threads_move_the_file(slice_of, server_tls, certificate, is_tls):
 
 
 async def test_unanswered_put_has_an_unknown_outcome(slice_of):
-    """When the connection ends after the last byte, the object may be stored, and nothing is sent again."""
+    """A PUT may have stored its object if the connection ends after the last byte. Nothing is sent again."""
     requests = []
 
     async def handle(exchange: Exchange) -> None:
@@ -100,7 +100,7 @@ async def test_unanswered_put_has_an_unknown_outcome(slice_of):
 
 
 async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
-    """When the connection ends before the last byte has left, nothing can be stored."""
+    """A PUT has stored nothing if the connection ends before the last byte has left."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.reader.readexactly(1 << 20)
@@ -145,7 +145,7 @@ async def test_refusal_before_the_body_is_read_is_heard(slice_of):
 
 
 async def test_cancelled_put_frees_its_thread_and_its_file(slice_of):
-    """After a cancelled put the file may be closed at once, and the store's only thread is free."""
+    """The file may be closed at once after a cancelled PUT, and the store's only thread is free."""
     begun = asyncio.Event()
     data, bodies = content(LARGE), []
 
@@ -191,7 +191,7 @@ async def test_short_file_is_told_apart_from_a_broken_connection(slice_of):
     ("status", "match"), [("204 No Content", "other bytes than"), ("403 Forbidden", "still holds.*7")]
 )
 async def test_other_bytes_are_taken_back(status, match):
-    """When a server stored other bytes without a word, exactly that generation is deleted."""
+    """A generation with other bytes than were sent is deleted, and no other generation."""
     deleted = []
 
     async def handle(exchange: Exchange) -> None:

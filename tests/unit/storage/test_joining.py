@@ -160,7 +160,7 @@ async def test_join_has_as_long_as_an_upload():
 
 
 async def test_store_that_cannot_join_says_so():
-    """Over a store without the operation the wrapper answers None, and asks nothing."""
+    """The wrapper of a store that cannot join returns None, and asks the store for nothing."""
 
     class Plain(MemoryStore):
         join = None

@@ -1,4 +1,4 @@
-"""Whether a store keeps the bytes of deleted objects: what Cloud Storage and Azure say of it."""
+"""Stores that keep the bytes of deleted objects: what Cloud Storage and Azure say of it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SOFT_DELETE = "<DeleteRetentionPolicy><Enabled>{}</Enabled><Days>7</Days></Delet
     ],
 )
 async def test_azure_tells_by_blob_container_and_account(policy, of_blob, of_container, kept):
-    """Versions are told by a blob alone."""
+    """Only the answer about a blob shows that versions are kept."""
     asked = []
 
     async def handle(exchange):

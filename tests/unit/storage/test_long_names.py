@@ -31,7 +31,11 @@ def is_free_of_nesting(some: set[str]) -> bool:
 
 @given(st.sets(keys, min_size=1, max_size=8).filter(is_free_of_nesting), st.data())
 def test_long_keys_are_listed_as_any_other(some, data):
-    """In byte order, from any start, under any prefix; and they can be read and deleted."""
+    """
+    Long keys are listed in byte order, from any start and under any prefix.
+
+    They can be read and deleted.
+    """
     ordered = sorted(some, key=str.encode)
     start = data.draw(st.sampled_from(["", *ordered, *(one[:-1] for one in ordered)]))
     prefix = data.draw(st.sampled_from([one[:end] for one in ordered for end in (0, 2, 255, 256, 600)]))

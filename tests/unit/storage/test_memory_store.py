@@ -73,7 +73,7 @@ async def test_requests_are_kept():
 
 
 async def test_objects_are_a_view_that_costs_no_request():
-    """It shows each later write, and writes nothing itself."""
+    """The view shows each later write, and cannot be written to."""
     store = MemoryStore()
     objects = store.objects
     info = await put(store, "key", b"content")

@@ -69,7 +69,7 @@ def asked(port: int, tls: ssl.SSLContext | None) -> socket.socket:
 async def test_reset_of_a_connection_is_not_reported(  # noqa: PLR0917 - fixtures
     certificate, server_tls, quiet_collector, caplog, is_tls, loop_factory
 ):
-    """Whatever the order in which garbage is looked at, a reset is the peer's affair."""
+    """A reset of a connection is not reported, in whatever order garbage is collected."""
     tls = ssl.create_default_context(cafile=str(certificate)) if is_tls else None
     outcomes = []
 
@@ -108,7 +108,7 @@ async def test_reset_of_a_connection_is_not_reported(  # noqa: PLR0917 - fixture
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("turns", range(6))
 def test_connection_that_has_just_come_ends_with_the_server(server_tls, recwarn, is_tls, loop_factory, turns):
-    """However far the loop has come with a new connection, it is closed when the server is."""
+    """A new connection is closed with the server, however far the event loop has come with it."""
 
     async def scenario() -> None:
         async with serving(Exchange.read_body, tls=server_tls if is_tls else None) as url:

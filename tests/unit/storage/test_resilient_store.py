@@ -121,7 +121,7 @@ async def test_success_after_an_outage_ends_the_backoff_of_others():
 
 
 async def test_store_that_fails_now_and_then_ends_no_backoff():
-    """While others keep succeeding, a request that fails keeps to its pauses."""
+    """A request that fails keeps to its pauses while others succeed."""
     memory = MemoryStore()
     memory.add("key", b"content")
     store = store_over(memory)
@@ -149,7 +149,11 @@ async def test_pause_that_the_store_asks_for_outlasts_the_success_of_others():
 
 
 async def test_deadline_ends_the_attempts():
-    """Out of time, the error names operation, key, attempts and seconds, and the last error is its cause."""
+    """
+    The error after the deadline names operation, key, attempts and seconds.
+
+    The last error is its cause.
+    """
     memory = MemoryStore()
     memory.fail_next("get", unavailable(), times=1000)
     limits = StoreLimits(manifest_upload_timeout_seconds=2, max_backoff_seconds=0.5)
@@ -230,7 +234,7 @@ async def test_plain_put_of_unknown_outcome_is_repeated():
 
 
 async def test_doubt_of_an_earlier_attempt_is_kept():
-    """When one attempt may have stored and the last one did not, the outcome is still unknown."""
+    """The outcome is unknown if one attempt may have stored, even if the last one did not."""
     memory = MemoryStore()
     memory.fail_next("put", unavailable(outcome_unknown=True), after_effect=True)
     memory.fail_next("put", unavailable(), times=1000)
@@ -251,7 +255,7 @@ async def test_doubt_of_an_earlier_attempt_is_kept():
     ids=lambda error: type(error).__name__,
 )
 async def test_final_errors_pass_at_once(error):
-    """What another attempt cannot mend is not attempted again."""
+    """An error that another attempt cannot mend is not attempted again."""
     memory = MemoryStore()
     memory.fail_next("put", lambda: error)
     with pytest.raises(type(error)):
@@ -291,7 +295,7 @@ async def test_slot_is_free_during_a_pause():
 
 
 async def test_oldest_put_in_flight_is_known():
-    """The start of the oldest put that has not ended is told, through its retries, and None without one."""
+    """The start of the oldest PUT under way is known through its retries, and is None without one."""
     memory = MemoryStore(latency_seconds=2)
     memory.fail_next("put", unavailable())
     store = store_over(memory)

@@ -118,7 +118,7 @@ async def test_requests_are_signed_with_the_role(role, source):
 @pytest.mark.parametrize("lifetime_seconds", [3600, FIVE_MINUTES])
 @pytest.mark.parametrize("source", SOURCES)
 async def test_end_of_the_credentials_is_known(role, source, lifetime_seconds):
-    """From the first request on, as the service said it: the SDK moves an end that is near."""
+    """A store knows the end of its credentials as the service gave it: the SDK moves an end that is near."""
     service = CredentialService(lifetime_seconds=lifetime_seconds)
     async with store_with(role, source, service, Bucket()) as store:
         assert store.credentials_end is None
@@ -149,7 +149,11 @@ async def test_instance_metadata_is_asked_with_a_session_token(role):
 
 
 async def test_instance_metadata_is_never_asked_without_a_session_token(role):
-    """Where version 2 is refused, version 1 is not tried: any process could be made to ask it."""
+    """
+    Version 1 of the metadata service is not tried if version 2 refuses.
+
+    Any process could be made to ask version 1.
+    """
     service = CredentialService(refusal=("403 Forbidden", b""))
     async with store_with(role, "metadata", service, Bucket()) as store:
         with pytest.raises(StorageDenied):
@@ -229,7 +233,7 @@ async def test_credentials_are_refreshed_ahead_without_holding_up_requests(role)
 
 
 async def test_failed_refresh_ahead_disturbs_no_request(role):
-    """While the credentials are good, a service that is away is no trouble."""
+    """A service that is away disturbs no request while the credentials are good."""
     service, bucket = CredentialService(lifetime_seconds=TWELVE_MINUTES), Bucket()
     async with store_with(role, "sts", service, bucket) as store:
         await store.get("key")
@@ -315,7 +319,7 @@ async def test_refused_identity_is_denied_without_its_token(role, tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES)
 async def test_expired_token_is_replaced_and_the_request_repeated(role, source):
-    """When the store calls credentials expired, new ones are fetched: once, however many were refused."""
+    """New credentials are fetched once if the store calls them expired, however many requests it refuses."""
     service, bucket = CredentialService(), Bucket(expired={"ASIA1"})
     limits = StoreLimits(initial_backoff_seconds=0.001)
     async with store_with(role, source, service, bucket) as store:
@@ -346,7 +350,7 @@ async def test_token_that_expires_again_at_once_is_denied(role):
 
 @pytest.mark.parametrize("missing", ["AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"])
 async def test_sts_needs_its_environment(role, missing, monkeypatch):
-    """What the environment lacks is found before anything starts."""
+    """A missing variable of the environment is found before anything starts."""
     role("sts", "http://127.0.0.1:1")
     monkeypatch.delenv(missing)
     with pytest.raises(ConfigError, match=missing):
@@ -354,7 +358,7 @@ async def test_sts_needs_its_environment(role, missing, monkeypatch):
 
 
 async def test_config_file_needs_both_keys():
-    """Without keys in the configuration no other place is searched."""
+    """No other place is searched for keys if the configuration lacks one of the two."""
     with pytest.raises(ConfigError, match="cloud_storage_credentials_source"):
         await S3Store.open(S3Settings(bucket="archive", access_key="me"))
 
@@ -380,7 +384,7 @@ async def test_secrets_are_never_shown(role, source, caplog):
 
 
 async def test_unsigned_answer_of_a_missing_object_keeps_its_meaning(role):
-    """With a role, answers that are no refusal mean what they always mean."""
+    """An answer that is no refusal has its usual meaning under a role."""
 
     async def missing(exchange: Exchange) -> None:
         await exchange.answer("404 Not Found", b"<Error><Code>NoSuchKey</Code></Error>")

@@ -72,7 +72,7 @@ def is_of_the_sdk(exchange) -> bool:
 
 @pytest.mark.parametrize("name", calls_of(None))
 async def test_request_is_that_of_the_sdk(slice_of, name):
-    """The first request is the SDK's, the second is not, and the server is told the same by both."""
+    """The first request is the SDK's and the second is not, and both say the same to the server."""
     encrypted = {"encryption": "aws:kms", "kms_key_id": "key", "storage_class": "STANDARD_IA"}
     call = calls_of(slice_of)[name]
     async with asked(**encrypted) as (store, seen):
@@ -202,7 +202,7 @@ class UnusualClient:
 
 
 async def test_sdk_sends_everything_where_its_form_is_unusual():
-    """Its first request decides, for as long as the store lives."""
+    """The SDK's first request decides, for as long as the store lives."""
     client = UnusualClient()
     requests = DirectRequests(client, session=None, credentials=None, user_agent="", note_headers=dict)
     for _ in range(3):

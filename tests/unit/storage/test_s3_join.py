@@ -164,7 +164,7 @@ LARGE = [PARTS[0], PARTS[2]]
     ],
 )
 async def test_copies_are_proven_by_what_the_server_tells(tells, parts, is_proven):
-    """Checksums prove any copy, MD5s that of a whole source; without either the caller is told."""
+    """Checksums prove any copy, and MD5s that of a whole source. A copy without either is unproven."""
     server = Server(**tells)
     async with store_of(server) as store:
         whole = b"".join(parts)

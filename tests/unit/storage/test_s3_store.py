@@ -112,7 +112,7 @@ async def test_put_sends_the_file_with_its_checksum_and_nothing_more(
     ],
 )
 async def test_final_answers_have_classes_of_their_own(status, code, error):
-    """What the store answers for good is told by class, with the key and without the secret."""
+    """A final answer of the store has a class of its own, with the key and without the secret."""
     async with store_of(refusing(status, code)) as store:
         with pytest.raises(error) as caught:
             await store.put("dir/key", b"content", crc32c=0, condition=IfVersion('"v"'))
@@ -188,7 +188,7 @@ async def test_retry_after_may_be_a_date(header, expected):
 
 
 async def test_unanswered_put_has_an_unknown_outcome(slice_of):
-    """When the connection ends after the last byte, the object may be stored."""
+    """A PUT may have stored its object if the connection ends after the last byte."""
     data = content(LARGE)
 
     async def handle(exchange: Exchange) -> None:
@@ -203,7 +203,7 @@ async def test_unanswered_put_has_an_unknown_outcome(slice_of):
 
 
 async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
-    """When the connection ends before the last byte has left, nothing can be stored."""
+    """A PUT has stored nothing if the connection ends before the last byte has left."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.reader.readexactly(1 << 20)
@@ -270,7 +270,7 @@ async def test_refusal_before_the_body_is_read_is_heard(slice_of):
 
 
 async def test_cancelled_put_frees_its_thread_and_its_file(slice_of):
-    """After a cancelled put the file may be closed at once, and the store's only thread is free."""
+    """The file may be closed at once after a cancelled PUT, and the store's only thread is free."""
     begun = asyncio.Event()
     bodies = []
 

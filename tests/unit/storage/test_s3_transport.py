@@ -183,7 +183,7 @@ async def test_proxy_of_the_environment_is_used(monkeypatch, slice_of):
 
 
 async def test_proxy_of_the_environment_tunnels_tls(monkeypatch, slice_of, server_tls, certificate):
-    """Under TLS the proxy connects us, and reads nothing of what we send."""
+    """The proxy only connects a TLS client, and reads nothing of what the client sends."""
     server, data = Recorder(), random.Random(4).randbytes(2 * MIB)
     tunnels = []
 

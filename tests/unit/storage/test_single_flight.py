@@ -11,7 +11,7 @@ from tieringd.storage.single_flight import SingleFlight
 
 
 class Work:
-    """Work that ends when it is told to, and counts how often it was begun."""
+    """Work that ends on demand, and counts how often it was begun."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -41,7 +41,7 @@ async def flights():
 
 @pytest.fixture
 async def reported():
-    """Collect what the loop's exception handler is told."""
+    """Collect the reports to the loop's exception handler."""
     told = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
     yield told
@@ -110,7 +110,7 @@ async def test_error_without_a_caller(flights, work, reported, error, is_reporte
 
 
 async def test_new_flight_takes_the_place_of_a_running_one(flights, work):
-    """Later callers share the newer one; the older one ends for its own callers."""
+    """Later callers share the newer flight. The older one ends for its own callers."""
     older = asking(flights, work)
     await asyncio.sleep(0)
     newer = asyncio.create_task(flights.arrived(flights.begin("key", work)))
@@ -134,7 +134,7 @@ async def test_close_ends_every_flight_also_a_replaced_one(flights, work):
 
 
 async def test_flights_beyond_the_limit_end_with_their_last_caller(work):
-    """Up to the limit they are finished for the next caller."""
+    """Calls up to the limit are finished for the next caller, also when their last caller is cancelled."""
     flights: SingleFlight[str, int] = SingleFlight(lambda key: key, unwaited_above=1)
     askers = [asking(flights, work, key) for key in ("one", "two", "two")]
     await asyncio.sleep(0)

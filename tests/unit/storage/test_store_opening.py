@@ -1,4 +1,4 @@
-"""From a configuration to a store: each backend's settings, and stores of other packages."""
+"""Stores made from a configuration: each backend's settings, and stores of other packages."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_gcs_with_the_machine_s_identity_asks_its_metadata():
 
 
 def test_gcs_with_hmac_keys_is_reached_as_s3_is():
-    """Its S3-compatible API takes them, at Google's endpoint."""
+    """Google's S3-compatible API takes HMAC keys, at Google's endpoint."""
     config = parsed(ON + GOOGLE + "cloud_storage_access_key: GOOG1\ncloud_storage_secret_key: hidden\n")
     settings = s3_settings(config)
     assert config.store_kind == "s3"
@@ -135,7 +135,7 @@ async def open_memory_store(config) -> MemoryStore:
 
 
 async def test_store_of_another_package_is_opened_by_its_entry_point(tmp_path, monkeypatch):
-    """It is used as any other, with the same retries around it."""
+    """The store is used as any other, with the same retries around it."""
     config = plugged_in(tmp_path, monkeypatch, value=f"{__name__}:open_memory_store")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     async with opened_store(config, Metrics()) as store:
@@ -161,7 +161,7 @@ async def test_store_that_cannot_be_loaded_is_a_fault_of_the_configuration(tmp_p
 
 
 async def test_file_store_is_tried_through_two_openings(tmp_path):
-    """What one writes the other sees at once, and nothing is left behind."""
+    """One opening sees at once what the other writes, and nothing is left behind."""
     make_marker(tmp_path)
     config = parsed(ON + f"cloud_storage_backend: file\ncloud_storage_file_root: {tmp_path}\n")
     async with opened_store(config, Metrics()) as store:

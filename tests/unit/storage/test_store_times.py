@@ -1,4 +1,4 @@
-"""What the answers of object stores tell of their clocks, and when."""
+"""The dates in the answers of object stores, and when they show the store's clock."""
 
 from __future__ import annotations
 

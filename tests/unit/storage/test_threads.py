@@ -17,7 +17,7 @@ def priority() -> int:
 
 
 def test_body_threads_come_after_the_loop():
-    """Their priority is lower than that of the thread that made them, which keeps its own."""
+    """The threads' priority is lower than that of the thread that made them, which keeps its own."""
     before = priority()
     with body_threads(2, name="test") as threads:
         assert threads.submit(priority).result() == min(19, before + 5)

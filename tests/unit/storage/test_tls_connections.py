@@ -129,7 +129,7 @@ async def test_answer_before_the_end_of_a_body_is_heard(slice_of, executor, serv
 
 
 async def test_interim_answer_does_not_end_a_body(slice_of, executor, server_tls, client_tls, run):
-    """What a server says while it reads is heard between two pieces of the body, which then goes on."""
+    """An interim answer is heard between two pieces of the body, which then goes on."""
     file_slice, bodies = slice_of(content(LARGE)), []
 
     async def handle(exchange: Exchange) -> None:
@@ -222,7 +222,7 @@ async def test_both_versions_of_tls_are_spoken(slice_of, executor, server_tls, c
 
 
 async def test_certificate_that_is_not_trusted_is_refused(server_tls, run):
-    """Without the server's certificate among those trusted, no request is sent."""
+    """No request is sent to a server whose certificate is not trusted."""
 
     async def scenario() -> None:
         async with (
@@ -290,7 +290,7 @@ async def test_server_that_is_not_there_is_no_tls_error(client_tls, run):
 
 
 async def test_connection_that_the_server_closed_is_not_used_again(server_tls, client_tls, run):
-    """After a server ended an idle connection the next request opens another one."""
+    """The next request opens another connection if the server ended an idle one."""
     connections = []
 
     async def scenario() -> None:
@@ -347,7 +347,7 @@ async def test_connection_that_is_closed_while_lent_ends_with_its_loan(server_tl
 
 
 async def test_connections_leave_no_descriptor_open(slice_of, executor, server_tls, client_tls, certificate):
-    """Whether a body arrives, fails or is cancelled, and whether a handshake fails: nothing stays open."""
+    """Nothing stays open after a body that arrives, fails or is cancelled, and after a failed handshake."""
     file_slice = slice_of(content(LARGE))
 
     async def handle(exchange: Exchange) -> None:

@@ -105,7 +105,7 @@ def records_in(store) -> dict[str, dict]:
     ],
 )
 async def test_records_go_in_both_tiers(writers, store, cluster, delete, before_offset):
-    """Of the local log only what it has is asked for; nothing at or past the offset goes."""
+    """A broker is asked only for offsets that its log has, and nothing at or past the offset goes."""
     done = await delete(before_offset)
     assert cluster.deletions == ([(0, before_offset), (1, before_offset)] if before_offset > 4 else [])
     start_offset = min(before_offset, 12)
@@ -151,7 +151,7 @@ async def test_what_cannot_be_deleted_is_refused_before_anything_is(writers, sto
 
 
 async def test_partition_without_an_archive_or_with_a_closed_one_is_refused(writers, store, delete, cluster):
-    """Its records would come back, or nothing follows."""
+    """The deleted records would come back, or nothing would follow the deletion."""
     manifests = archive_in(store, writer_id="job").manifests
     stored = await manifests.load(writers[1].identified)
     await manifests.commit(stored, stored.existing, leader_epoch=CLOSED_EPOCH)
@@ -165,7 +165,7 @@ async def test_partition_without_an_archive_or_with_a_closed_one_is_refused(writ
 
 @pytest.mark.parametrize("error", [BrokerDenied("POLICY_VIOLATION"), BrokerUnavailable("no answer")])
 async def test_broker_that_refuses_leaves_the_archive_as_it_is(writers, store, cluster, delete, error):
-    """The other partition is deleted, the outcome tells of both, and a repeat ends it."""
+    """The other partition is deleted, the outcome has both, and a repeat ends it."""
     cluster.refusals[0] = error
     done = await delete(6)
     assert [one.fault for one in done.results] == [str(error), ""]
@@ -196,7 +196,7 @@ async def test_manifest_that_cannot_be_stored_is_told_and_a_repeat_ends_it(write
 
 
 async def test_check_tells_what_would_be_deleted_and_changes_nothing(writers, store, cluster, clock):
-    """It refuses what a deletion refuses."""
+    """The check refuses what a deletion refuses."""
     manifests = archive_in(store, writer_id="job", now_ms=clock).manifests
     deleter = RecordDeleter(cluster, store, manifests, now_ms=clock)
     before = dict(store.objects)

@@ -48,7 +48,7 @@ def managed(retention_ms: int | None = 86_400_000, retention_bytes: int | None =
 
 
 async def test_retention_is_recorded_and_then_unlimited(manager, broker, registry):
-    """What was set on the topic is in its manifest, and the broker deletes nothing by itself any more."""
+    """The topic's own limits are in its manifest, and the broker deletes nothing by itself any more."""
     await manager.step(managed())
     assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None, 86_400_000, -1)
     assert broker.configs["orders"] == {
@@ -72,14 +72,14 @@ async def test_record_comes_before_the_change(manager, broker, registry):
 
 
 async def test_unlimited_topic_is_left_alone(manager, broker):
-    """Where the broker has no limit there is nothing to take over."""
+    """Nothing is taken over if the broker has no limit."""
     before = dict(broker.configs["orders"])
     await manager.step(managed(retention_ms=None))
     assert broker.configs["orders"] == before
 
 
 async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, broker, registry):
-    """An operator who sets another limit means the topic's retention, and gets it recorded."""
+    """A new limit of an operator is meant as the topic's retention, and is recorded."""
     await manager.step(managed())
     broker.configs["orders"]["retention.ms"] = "1000"
     await manager.step(managed(retention_ms=1000))
@@ -95,7 +95,7 @@ async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, brok
     ],
 )
 async def test_limit_of_one_kind_leaves_the_record_of_the_other(manager, broker, registry, changed, expected):
-    """What the broker has of the other kind is tieringd's own."""
+    """The broker's limit of the other kind is tieringd's own."""
     has_bytes = "retention.ms" in changed
     if has_bytes:
         broker.configs["orders"]["retention.bytes"] = "7"
@@ -107,7 +107,7 @@ async def test_limit_of_one_kind_leaves_the_record_of_the_other(manager, broker,
 
 
 async def test_released_topic_is_not_taken_again(manager, broker, registry):
-    """After a release the broker keeps its limit, though the configuration still asks for management."""
+    """The broker keeps its limit after a release, though the configuration still asks for management."""
     await manager.step(managed())
     original = registry.manifest(ORDERS).original_retention
     await registry.change(
@@ -164,7 +164,7 @@ async def test_limit_that_changes_while_it_is_recorded_stays_for_the_next_round(
 
 
 async def test_broker_that_refuses_is_asked_once(manager, broker):
-    """Without the permission the topic stays the broker's, and the log says so once."""
+    """The topic stays the broker's without the permission, and the broker is not asked again."""
     broker.denied.add("orders")
     await manager.step(managed())
     asked = []
@@ -191,7 +191,7 @@ async def test_retention_is_not_taken_over_long_after_it_was_recorded():
 
 
 async def test_refusals_of_topics_that_are_gone_are_forgotten(manager, broker):
-    """What was refused is remembered while the topic is managed here."""
+    """A refusal is remembered while the topic is managed here."""
     broker.denied.add("orders")
     with capture_logs() as lines:
         for topics in (managed(), managed(), {}, managed(), managed()):

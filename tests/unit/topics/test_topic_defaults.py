@@ -60,7 +60,7 @@ async def known_cluster(defaults_recorder):
 async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
     defaults_recorder, registry, broker
 ):
-    """Their retention says nothing of a local target: they keep the local properties they have."""
+    """The retention of such topics says nothing of a local target, so they keep their local properties."""
     broker.configs = {"old": {"retention.ms": "5000"}}
     await defaults_recorder.step({key("old"): ON, key("older"): ON}, DEFAULTS)
     assert target_of(registry, "old") == target_of(registry, "older") == (None, None)
@@ -89,7 +89,7 @@ async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
 async def test_new_topic_with_tiering_on_begins_with_its_retention(
     defaults_recorder, registry, broker, overrides, expected
 ):
-    """Where its creator set a local target, or no total, nothing is recorded."""
+    """Nothing is recorded if the creator of a topic set a local target, or if it has no total."""
     broker.configs = {"new": overrides}
     await defaults_recorder.step({key("new"): ON}, DEFAULTS)
     assert target_of(registry, "new") == expected
@@ -97,7 +97,7 @@ async def test_new_topic_with_tiering_on_begins_with_its_retention(
 
 @pytest.mark.usefixtures("known_cluster")
 async def test_record_has_an_effect_while_the_topic_has_no_local_target(defaults_recorder, registry, broker):
-    """What is recorded is in force at once, and what the creator set is as well, until it is removed."""
+    """The record is in force at once. So is a target of the creator, until it is removed."""
     strict = parsed(TIERED + "retention_local_strict: true\n")
     broker.configs = {
         "total": {"retention.ms": f"{9 * DAY_MS}"},
@@ -128,7 +128,7 @@ async def test_new_topic_without_tiering_keeps_its_local_properties_when_it_is_t
 
 @pytest.mark.usefixtures("known_cluster")
 async def test_another_daemon_of_the_cluster_knows_new_topics_too(store, archive, registry, broker):
-    """What is in the bucket counts, not which process wrote it."""
+    """The bucket's content counts, not the process that wrote it."""
     other = TopicRegistry(store, archive.manifests)
     await other.refresh(CLUSTER)
     broker.configs = {"new": {"retention.ms": "5000"}}

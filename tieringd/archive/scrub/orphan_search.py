@@ -146,7 +146,7 @@ class OrphanPage:
     objects: int = 0
     requests: int = 0
     next_start_after: str | None = None
-    """Where the next page begins; None after the last page."""
+    """The key after which the next page begins; None after the last page."""
 
 
 class NamedObjects:

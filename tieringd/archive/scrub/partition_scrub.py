@@ -29,7 +29,7 @@ from tieringd.storage.base import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class ScrubCursor:
-    """Where a scrub resumes. It goes backwards."""
+    """The place at which a scrub resumes. A scrub goes backwards."""
 
     before_offset: int
     """Segments that begin at this offset or later have been checked."""
@@ -52,7 +52,7 @@ class ScrubStretch:
     """Counted by a deep scrub only."""
     requests: int = 0
     cursor: ScrubCursor | None = None
-    """Where to resume; None if the partition is done."""
+    """The place to resume at; None if the partition is done."""
 
 
 class PartitionScrubber:

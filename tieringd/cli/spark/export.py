@@ -37,7 +37,7 @@ class TargetFormat(StrEnum):
 
 
 class PartitionBy(StrEnum):
-    """By what the files of a topic are partitioned."""
+    """The period by which the files of a topic are partitioned."""
 
     NONE = "none"
     DAY = "day"

@@ -95,7 +95,7 @@ class AskedFetch:
     max_bytes: int
     read_committed: bool
     partitions: dict[tuple[str | UUID, int], AskedPartition]
-    """By topic (its id from version 13 on) and partition number."""
+    """The partitions asked for, by topic (its id from version 13 on) and partition number."""
 
 
 def _limits_at(body: int, version: int) -> int:

@@ -54,7 +54,7 @@ class Chosen:
     without_log: frozenset[TopicIdPartition] = frozenset()
     """The partitions of topics that are deleted in their cluster."""
     gone_since: Mapping[TopicIdPartition, GoneSince] = field(default_factory=dict)
-    """For each partition, what its manifest told when it was chosen."""
+    """The times of each partition's retired segments, as its manifest gave them when it was chosen."""
 
     def with_log(self, *, has_broker: bool) -> frozenset[TopicIdPartition]:
         """Return the partitions of which a broker may have a log; none if *has_broker* is false."""

@@ -71,7 +71,7 @@ class Leftovers:
     faults: list[str] = field(default_factory=list)
     """Messages on partitions that were not processed, or only in part."""
     replaced_from: dict[TopicIdPartition, int] = field(default_factory=dict)
-    """By partition, the offset from which another leader's records have replaced the processed ones."""
+    """The offset, by partition, from which another leader's records have replaced the processed ones."""
 
 
 @dataclass(frozen=True, slots=True)

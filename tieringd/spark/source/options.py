@@ -108,7 +108,7 @@ class StreamLimits:
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_delay_ms: int = TRIGGER_DELAY_MS
-    """After this time even fewer than `min_offsets` are read."""
+    """Time after which even fewer than `min_offsets` are read."""
     refresh_ms: int = REFRESH_MS
 
 

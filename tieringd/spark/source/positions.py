@@ -37,7 +37,7 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """For each partition a time: its first record at that time or later."""
+    """The first record of each partition at its own time or later."""
 
     times_ms: Mapping[TopicPartition, int]
     option: str = field(compare=False)
@@ -45,7 +45,7 @@ class AtTimes:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """In every partition the first record at *timestamp_ms* or later."""
+    """The first record of every partition at *timestamp_ms* or later."""
 
     timestamp_ms: int
     option: str = field(compare=False)

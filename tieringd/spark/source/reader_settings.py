@@ -69,7 +69,7 @@ class StoreSettings:
     """The text from which each process makes its configuration. Plain, and small enough for every task."""
 
     source: str
-    """Where the text is from, for messages."""
+    """The origin of the text, for messages."""
     text: str = field(repr=False)
     """YAML. Each property from a file keeps its line number."""
     values: tuple[tuple[str, str], ...] = field(default=(), repr=False)

@@ -82,7 +82,7 @@ def without_limit(request):
 
 @given(drawn_requests(), st.data())
 def test_session_of_a_consumer_is_removed_and_nothing_else(drawn, data):
-    """In every version, the request is the one that kio would write without a session."""
+    """The request is the one that kio writes without a session, in every version."""
     version, _, request = drawn
     frame, head = framed(request, data)
     assert remove_session(memoryview(frame), head)
@@ -91,7 +91,7 @@ def test_session_of_a_consumer_is_removed_and_nothing_else(drawn, data):
 
 @given(drawn_requests(replica_ids=st.integers(0, 2**31 - 1)), st.data())
 def test_request_of_a_replica_stays_as_it_is(drawn, data):
-    """In every version, a replica is told apart, and none of its bytes change."""
+    """A replica is recognised in every version, and no byte of its request changes."""
     _, _, request = drawn
     frame, head = framed(request, data)
     before = bytes(frame)
@@ -131,7 +131,7 @@ def test_limit_lowers_the_maximum_and_nothing_else(drawn, data):
 
 @given(drawn_requests(), st.data())
 def test_offsets_are_changed_and_nothing_else(drawn, data):
-    """Of those partitions that are named, in every version; the request that was given stays."""
+    """The offsets of the named partitions change in every version, and the given request stays as it is."""
     _, _, request = drawn
     frame, head = framed(request, data)
     before = bytes(frame)
@@ -201,6 +201,6 @@ def test_array_of_2_billion_topics_is_a_violation(version):
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_session_of_a_request_is_found(version):
-    """It has a fixed place since there are sessions."""
+    """The session's place is the same in every version that has one."""
     frame = memoryview(request_frame(fetch_request(version, {}, session_id=77, session_epoch=3)))
     assert session_of(frame, RequestHead.read(frame)) == (77 if version >= 7 else 0)

@@ -48,7 +48,7 @@ def walk_over(drawn):
 
 @given(fetch_responses(), st.data())
 def test_replaced_partitions_say_what_was_given_and_the_others_what_they_said(drawn, data):
-    """In every version, and for every choice of partitions."""
+    """Replaced partitions have the given fields, and the others stay, in every version."""
     walk = walk_over(drawn)
     chosen = {
         number: data.draw(replacements) for number in range(len(walk.partitions)) if data.draw(st.booleans())
@@ -80,7 +80,7 @@ def test_replaced_partitions_say_what_was_given_and_the_others_what_they_said(dr
 
 @given(fetch_responses())
 def test_nothing_replaced_is_the_same_bytes(drawn):
-    """What is not replaced is the broker's, byte for byte."""
+    """A response without replacements is the broker's, byte for byte."""
     response = rebuilt(memoryview(drawn.frame), drawn.version, [])
     assert b"".join(response.pieces) == drawn.frame
 
@@ -101,7 +101,7 @@ def test_slice_of_a_file_stands_where_its_bytes_would(drawn, data):
 
 
 def test_response_above_2_gib_is_refused():
-    """Its size field has no room for more."""
+    """The size field of a response has no room for more than 2 GiB."""
     frame = bytearray(b"\x00\x00\x00\x08" + os.urandom(8))
     partition = FetchedPartition("t", 0, 1, -1, -1, -1, begin=6, records_begin=8, end=10)
     large = PartitionData(1, 1, 1, records=(FileRegion(3, 0, 2**31 - 20),))
@@ -114,7 +114,11 @@ names = st.text("abc._-", min_size=1, max_size=249)
 
 @given(st.sampled_from(FETCH_VERSIONS), st.data())
 def test_composed_response_says_what_was_given(version, data):
-    """In every version, to topics by name or by id, and without a session."""
+    """
+    A composed response has the given fields in every version, for topics by name or by id.
+
+    It opens no session.
+    """
     topics = data.draw(
         st.dictionaries(
             st.uuids(allow_nil=False) if version >= 13 else names,

@@ -69,7 +69,11 @@ def test_walk_sees_the_same_byte_by_byte(version):
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_log_start_is_written_over_where_it_stands(version):
-    """What kio reads back is what was written, and nothing else has changed; version 4 has no log start."""
+    """
+    The decoder of kio reads the written values, and nothing else has changed.
+
+    Version 4 has no log start.
+    """
     topic = uuid.UUID(int=9) if version >= 13 else "topic"
     said = {
         index: {"log_start_offset": 70 + index, "high_watermark": 90, "records": b"r" * index}
@@ -90,7 +94,7 @@ def test_log_start_is_written_over_where_it_stands(version):
 
 @given(fetch_responses())
 def test_partitions_lie_side_by_side_between_begin_and_end(drawn):
-    """What is cut out between a partition's begin and end leaves a response without it."""
+    """The bytes of a partition lie between its begin and its end, apart from those of all others."""
     walk = walked(drawn.version, drawn.frame)
     frame = bytearray(drawn.frame)
     for each in walk.partitions:
@@ -106,7 +110,7 @@ def test_partitions_lie_side_by_side_between_begin_and_end(drawn):
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
 def test_records_pass_without_being_offered(version):
-    """After a partition's header the walk says how many bytes are records, and takes them as passed."""
+    """The walk gives the number of record bytes after a partition's header, and counts them as passed."""
     topic = uuid.UUID(int=9) if version >= 13 else "topic"
     frame = response_frame(fetch_response(version, {topic: {0: {"records": b"r" * 5000}}}))
     walk = FetchResponseWalk(version, len(frame) - 4)
@@ -121,7 +125,7 @@ def test_records_pass_without_being_offered(version):
 
 @given(fetch_responses(), st.data())
 def test_walk_takes_nothing_beyond_its_response(drawn, data):
-    """What follows the response in the same bytes is left for the next one."""
+    """Bytes after the response are left for the next one."""
     more = data.draw(st.binary(min_size=1, max_size=50))
     walk = FetchResponseWalk(drawn.version, len(drawn.frame) - 4)
     assert walk.feed(memoryview(drawn.frame + more)) == len(drawn.frame)

@@ -44,7 +44,7 @@ def offsets(code=ErrorCode.none, *, version=7, count=1):
 
 
 def test_unknown_tagged_fields_of_a_message_are_skipped():
-    """At the end of the message, where a newer peer puts them."""
+    """Tagged fields that a newer peer puts at the end of a message are skipped."""
     message = offsets()
     data = encoded(message)[:-1] + NEW_TAG
     with pytest.raises(KeyError):
@@ -74,7 +74,11 @@ def test_known_tagged_fields_beside_unknown_ones_are_read():
 
 @pytest.mark.parametrize("version", [4, 7])
 def test_unknown_error_code_keeps_its_number(version):
-    """In versions with and without tagged fields. It is written as it was read, and is no known code."""
+    """
+    An unknown error code keeps its number in versions with and without tagged fields.
+
+    It is written as it was read, and is no known code.
+    """
     data = encoded(offsets(version=version)).replace(
         b"\x00\x00\x00\x00\x00\x00\xff", b"\x00\x00\x00\x00\x00\xc8\xff", 1
     )
@@ -89,7 +93,7 @@ def test_unknown_error_code_keeps_its_number(version):
 
 
 def test_tagged_field_that_is_longer_than_the_message_is_refused():
-    """Whatever size a field announces."""
+    """The field is refused, whatever size it announces."""
     data = encoded(offsets())[:-1] + uvarint(1) + uvarint(50) + uvarint(2**31) + b"new"
     with pytest.raises(SerialError):
         decoded(type(offsets()), data)
@@ -108,7 +112,7 @@ def test_array_that_announces_more_than_the_message_has_is_refused(count):
 
 @pytest.mark.parametrize(("version", "null"), [(1, b"\xff\xff\xff\xff"), (6, b"\x00")])
 def test_null_array_is_refused_where_no_null_may_be(version, null):
-    """As kio refuses it; a handler would meet it as None."""
+    """A null array is refused as kio refuses it: a handler would meet it as None."""
     isolation = b"\x00" if version > 1 else b""
     with pytest.raises(SerialError, match="null"):
         decoded(load_request_schema(2, version), b"\xff\xff\xff\xff" + isolation + null + b"\x00")
@@ -118,7 +122,7 @@ def test_null_array_is_refused_where_no_null_may_be(version, null):
     st.binary(max_size=300), st.sampled_from([(1, 16), (1, 4), (2, 7), (3, 12), (18, 4), (35, 4), (75, 0)])
 )
 def test_garbage_is_read_or_refused(data, api):
-    """With no other exception than those that are named."""
+    """Garbage raises only the named exceptions."""
     for load in (load_request_schema, load_response_schema):
         try:
             decoded(load(*api), data)

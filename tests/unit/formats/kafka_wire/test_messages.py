@@ -57,7 +57,7 @@ def test_only_versions_that_are_not_understood_are_lowered(version):
 
 @pytest.mark.parametrize("version", range(5))
 def test_broker_of_today_is_not_changed(version):
-    """Where nothing has to be lowered, the answer is the broker's, byte for byte."""
+    """The response is the broker's, byte for byte, if no version has to be lowered."""
     frame = versions_frame(version, [(key, 0, known.stop - 1) for key, known in KNOWN_VERSIONS.items()])
     before = bytes(frame)
     cap_versions(memoryview(frame), version)
@@ -66,7 +66,7 @@ def test_broker_of_today_is_not_changed(version):
 
 @pytest.mark.parametrize("version", [3, 4, 9])
 def test_broker_that_does_not_know_the_version_is_understood(version):
-    """It answers in version 0, whatever was asked."""
+    """Such a broker answers in version 0, whatever was asked."""
     frame = bytearray(unsupported(7))
     cap_versions(memoryview(frame), min(version, 4))
     response = read_response(frame, 18, 0)
@@ -123,7 +123,7 @@ def test_request_of_librdkafka_for_all_topics_is_read():
 
 @pytest.mark.parametrize("name", [b"\xff" * 30_000, b"\xff" + b"secret" * 5_000])
 def test_error_about_a_message_does_not_repeat_it(name):
-    """It goes to the log, and clients choose the bytes."""
+    """The error goes to the log, and clients choose the bytes of a message."""
     body = b"\x00\x03\x00\x00" + bytes(4) + b"\xff\xff" + b"\x00\x00\x00\x01" + len(name).to_bytes(2) + name
     frame = memoryview(len(body).to_bytes(4) + body)
     with pytest.raises(ProtocolViolation, match="of version 0 cannot be read") as error:
@@ -142,7 +142,7 @@ def test_bytes_after_a_response_are_a_violation():
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS[2])
 def test_response_is_written_as_kio_would(version):
-    """With its header, and read back to the same message."""
+    """A response is written with its header, and decodes to the same message."""
     module = response_module(2, version)
     partition = module.ListOffsetsPartitionResponse(partition_index=1, error_code=ErrorCode.none, offset=9)
     topic = module.ListOffsetsTopicResponse(name="t", partitions=(partition,))
@@ -155,7 +155,7 @@ def test_response_is_written_as_kio_would(version):
 
 @given(st.sampled_from(SMALL), st.binary(max_size=200))
 def test_garbage_for_kio_is_read_or_refused(api, garbage):
-    """Whatever kio makes of it, it is a violation here."""
+    """Every error that kio raises for garbage becomes a protocol violation."""
     key, version = api
     request = (8 + len(garbage)).to_bytes(4) + key.to_bytes(2) + version.to_bytes(2) + bytes(4) + garbage
     response = (4 + len(garbage)).to_bytes(4) + bytes(4) + garbage
@@ -195,7 +195,7 @@ OTHERS = [(0, 13), (3, 0), (3, 13), (8, 10), (9, 10), (10, 6), (11, 9), (22, 6),
 
 @pytest.mark.parametrize(("api_key", "version"), [(3, 0), (3, 8), (3, 9), (3, 12)])
 def test_requests_of_other_apis_are_read_as_well(api_key, version):
-    """With the header of their version, which is flexible or not."""
+    """A request of another API has the header of its version, which is flexible or not."""
     module = request_module(api_key, version)
     topics = (module.MetadataRequestTopic(name="orders", **({"topic_id": None} if version >= 10 else {})),)
     fields = fields_of(

@@ -76,7 +76,7 @@ def test_walk_lists_the_partitions_however_they_arrive(drawn, data):
 
 @given(drawn_requests(), st.binary(min_size=1, max_size=9), st.integers(0, 9))
 def test_walk_skips_bytes_after_the_request(drawn, rest, split):
-    """As a broker does."""
+    """Bytes after the request are skipped, as a broker skips them."""
     topics, _, frame = drawn
     frame = followed_by(rest, frame)
     walk = ProduceRequestWalk(RequestHead.read(memoryview(frame)))
@@ -103,14 +103,14 @@ def test_acks_are_read_as_soon_as_they_are_there(drawn):
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_acks_of_old_versions_stand_before_transactions_were_invented(version):
-    """They decide whether there is an answer, so they are read even where nothing else is."""
+    """The acks decide whether there is an answer, so they are read even if nothing else is."""
     frame = b"\x00\x00" + version.to_bytes(2) + bytes(4) + b"\x00\x01c" + b"\x00\x00" + bytes(8)
     frame = len(frame).to_bytes(4) + frame
     assert acks_of(memoryview(frame), RequestHead.read(memoryview(frame))) == 0
 
 
 def test_version_that_was_never_offered_is_a_violation():
-    """Whether it has an answer cannot be known, so nothing that follows could be told apart."""
+    """An unknown version may or may not have an answer, so later answers could not be told apart."""
     frame = bytearray(produce_frame(13, {}))
     frame[7] = 14
     with pytest.raises(ProtocolViolation, match="version 14"):
@@ -147,7 +147,7 @@ def test_walk_lists_no_more_partitions_than_the_limit(partitions):
 
 
 def test_walk_lists_no_more_topics_than_the_limit():
-    """It does not begin: a topic without partitions costs memory too."""
+    """The walk does not begin: a topic without partitions costs memory too."""
     frame = listing(0, 0, topics=MAX_PARTITIONS + 1)
     walk = ProduceRequestWalk(RequestHead.read(frame))
     with pytest.raises(ProtocolViolation, match=f"{MAX_PARTITIONS + 1} topics"):

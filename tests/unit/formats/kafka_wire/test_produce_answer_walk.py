@@ -18,7 +18,7 @@ VERSIONS = PRODUCE_VERSIONS[PRODUCE_VERSIONS.index(FIRST_LOG_START) :]
 
 
 def topics_of(version, *starts):
-    """Return two topics whose partitions have these log starts; the last one tells of errors as well."""
+    """Return two topics whose partitions have these log starts. The last one has errors as well."""
     one, two = (uuid.UUID(int=1), uuid.UUID(int=2)) if version >= 13 else ("one", "two")
     plain = {index: {"log_start_offset": start} for index, start in enumerate(starts[:-1])}
     failed = {
@@ -41,7 +41,7 @@ def walked(version, frame, *, steps=()):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_log_starts_are_found_and_written_over_byte_by_byte(version):
-    """What kio reads back is what was written, and nothing else has changed, however the bytes arrive."""
+    """The decoder of kio reads the written values, and nothing else has changed, however the bytes arrive."""
     frame = response_frame(produce_response(version, topics_of(version, 70, 71, 72)))
     walk = walked(version, frame, steps=range(len(frame)))
     assert walk.is_done

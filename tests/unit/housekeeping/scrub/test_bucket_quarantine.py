@@ -105,7 +105,7 @@ async def crash_everywhere(bucket, work, check) -> int:
 
 
 async def test_orphans_go_into_quarantine_with_a_report(bucket):
-    """They leave their place, their bytes lie in quarantine, and a report says what they are and why."""
+    """Orphans move with their bytes into quarantine, and a report says what they are and why."""
     orphans = await left_behind(bucket)
     named = await bucket.data_keys()
 
@@ -126,7 +126,7 @@ async def test_orphans_go_into_quarantine_with_a_report(bucket):
 
 
 async def test_scrub_without_fix_moves_nothing(bucket):
-    """Orphans are told, and stay where they are."""
+    """Orphans are reported, and stay where they are."""
     orphans = await left_behind(bucket)
     before = dict(bucket.store.objects)
 
@@ -164,7 +164,7 @@ async def test_object_comes_back_as_it_was(bucket):
 
 
 async def test_restored_orphan_has_its_grace_once_more(bucket):
-    """What an operator put back is not taken away again before its time."""
+    """A restored orphan is not taken away again before its time."""
     (key,) = await left_behind(bucket, 1)
     await bucket.scrub(fix=True)
     await bucket.parts.quarantine.restore(key)
@@ -211,7 +211,7 @@ async def test_crash_at_any_request_of_the_undo_loses_nothing(bucket):
 
 
 async def test_crash_at_any_request_of_the_deletion_loses_nothing_that_is_named(bucket):
-    """What is past its time goes, whole or not, and what manifests name stays."""
+    """Objects past their time go, whole or not, and those that manifests name stay."""
     orphans = await left_behind(bucket)
     await bucket.scrub(fix=True)
     bucket.clock.now_ms += 8 * DAY_MS
@@ -379,7 +379,7 @@ async def test_spill_of_a_part_that_is_being_moved_loses_nothing(writer, tmp_pat
 
 
 async def test_named_object_in_quarantine_is_put_back_and_never_deleted(bucket):
-    """Should a named object be there and nowhere else, the deletion puts it back, and so does a scrub."""
+    """A named object that is only in quarantine is put back by the deletion, and by a scrub."""
     await bucket.fill(3)
     key = (await bucket.data_keys())[1]
     data = bucket.store.bytes_of(key)

@@ -1,4 +1,4 @@
-"""A damaged bucket: every planted fault is found under its own name, and nothing else is said."""
+"""A damaged bucket: every planted fault is found under its own name, and no other is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DAMAGES = {
 
 
 def kinds_of(bucket, key, damage) -> set[FaultKind]:
-    """Return the kinds that may be told of an object."""
+    """Return the kinds of findings that an object may have."""
     is_gone = damage == "removed"
     if key == topic_manifest_key(bucket.topic_key):
         return {FaultKind.TOPIC_MANIFEST_MISSING if is_gone else FaultKind.TOPIC_MANIFEST_DAMAGED}
@@ -76,7 +76,7 @@ async def test_damage_of_any_object_is_found(bucket, deep, damage):
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_two_faults_are_both_found(bucket, deep):
-    """Of any two objects that are removed, both are named, unless a manifest that leads there is one."""
+    """Both of any two removed objects are named."""
     await bucket.fill(4, local=1)
     sound = dict(bucket.store.objects)
     keys = [*(await bucket.data_keys()), *(await bucket.index_keys())]
@@ -136,7 +136,7 @@ async def test_findings_tell_offsets_and_what_to_do(bucket):
 
 
 async def test_older_parts_are_scrubbed_past_a_missing_one(bucket):
-    """What lies before a missing spillover manifest is scrubbed too, where only one can be meant."""
+    """Parts before a missing spillover manifest are scrubbed too, if only one part can be meant."""
     await bucket.fill(6, local=2)
     parts = [
         key

@@ -78,7 +78,7 @@ async def test_other_bytes_in_the_log_are_never_stored(bucket):
 
 @pytest.mark.parametrize("keeps", ["all", "half"])
 async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
-    """Its bytes are those of its parts' local segments, one after the other, if all are there."""
+    """The merged bytes are those of the parts' local segments, one after the other, if all are there."""
     await bucket.fill(4)
     manifest = bucket.manifest
     parts = list(manifest.segments)[1:]
@@ -108,7 +108,7 @@ async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
 
 
 async def test_part_of_a_local_segment_is_found_inside_it(writer, tmp_path):
-    """What was uploaded of a segment before it was closed is cut out of the closed one."""
+    """The part that was uploaded before its segment was closed is cut out of the closed file."""
     bucket = Bucket(writer, work_directory=tmp_path)
     bucket.archiver.set_limits(replace(bucket.archiver._limits, max_interval_ms=0))
     writer.append(b"one")
@@ -129,7 +129,7 @@ async def test_part_of_a_local_segment_is_found_inside_it(writer, tmp_path):
 
 
 async def test_index_is_built_from_its_data_where_that_gives_the_same(bucket):
-    """Where the broker had no side files, the data object tells all that the index did."""
+    """An index is built from the data object alone if the broker had no side files."""
     bucket.writer._indexes = lambda _: {}
     snapshots = bucket.writer._write_file
     bucket.writer._write_file = lambda name, data: snapshots(name, data) if "snapshot" not in name else None
@@ -191,7 +191,7 @@ async def test_index_that_cannot_be_the_same_comes_with_a_new_name(writer, tmp_p
 
 
 async def test_index_without_the_end_of_its_transactions_is_not_built(writer, tmp_path):
-    """Where a marker is in no archived segment, how a transaction ended is not guessed."""
+    """An index is not built if a transaction ends in no archived segment: its outcome is unknown."""
     bucket = await with_transactions(writer, tmp_path)
     without_log(bucket)
     manifest = bucket.manifest
@@ -254,7 +254,11 @@ async def test_damaged_copy_in_quarantine_mends_nothing(bucket):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_spillover_manifest_is_mended_from_quarantine(bucket, damage):
-    """Its name tells its checksum, so only its own bytes are taken; each part of the chain is found."""
+    """
+    The name of a part has its checksum, so only its own bytes are taken.
+
+    Each part of the chain is found.
+    """
     await bucket.fill(6, local=2)
     keys = [
         spillover_key(bucket.writer.identified, name) for name in spilled_names(bucket.store, bucket.writer)

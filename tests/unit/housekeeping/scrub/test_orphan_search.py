@@ -104,7 +104,7 @@ async def test_no_manifest_is_read_for_what_is_young(bucket):
 
 
 async def test_missing_manifest_of_young_objects_is_a_fault(bucket):
-    """A partition without its manifest is told at once, however young its objects are."""
+    """A partition without its manifest is reported at once, however young its objects are."""
     await bucket.fill(2)
     bucket.store.remove(manifest_key(bucket.writer.identified))
     assert [one.kind.value for one in (await bucket.scrub()).findings] == ["manifest_missing"]
@@ -145,7 +145,7 @@ async def test_only_partitions_that_are_ours_are_judged(two):
 
 
 async def test_orphans_of_unknown_topics_need_an_operator(bucket):
-    """Without topic manifest and manifest they are orphans; only a fix by hand moves them."""
+    """Objects without topic manifest and manifest are orphans, and only a fix by hand moves them."""
     await bucket.fill(2)
     keys = [key for key in bucket.store.stored_keys() if parse_data_key(key.removesuffix(".index"))]
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
@@ -178,7 +178,7 @@ async def test_manifests_that_no_topic_manifest_leads_to_are_scrubbed(bucket):
 
 
 async def test_topic_that_is_being_deleted_is_left_to_its_purge(bucket):
-    """Its objects are on their way out already: a fix by hand is asked for."""
+    """The objects of the topic are on their way out, so only a fix by hand moves them."""
     await bucket.fill(2)
     await bucket.archive.manifests.change_topic(
         bucket.topic_key, lambda found: replace(found, lifecycle="purging")
@@ -191,7 +191,7 @@ async def test_topic_that_is_being_deleted_is_left_to_its_purge(bucket):
 
 @pytest.mark.parametrize("lifecycle", BEYOND_RETURN)
 async def test_topic_that_is_being_purged_has_no_faults_and_nothing_is_mended(bucket, lifecycle):
-    """Its manifests name what the sweep has taken: no fault, and nothing goes back behind it."""
+    """The manifests name objects that the sweep has taken. That is no fault, and nothing is put back."""
     await bucket.fill(3)
     await bucket.archive.manifests.change_topic(
         bucket.topic_key, lambda found: replace(found, lifecycle=lifecycle)
@@ -207,7 +207,7 @@ async def test_topic_that_is_being_purged_has_no_faults_and_nothing_is_mended(bu
 
 
 async def test_topic_whose_purge_begins_under_the_scrub_has_no_faults(bucket):
-    """What goes after the topic was listed as live is no fault either, and is not mended."""
+    """An object that goes after the topic was listed as live is no fault, and is not mended."""
     await bucket.fill(3)
     gone = (await bucket.data_keys())[-1]
     scrub = bucket.parts.partitions.scrub
@@ -246,7 +246,7 @@ async def test_topic_whose_purge_begins_during_the_scrub_has_no_fault(bucket):
 
 
 async def test_one_topic_can_be_scrubbed_alone(two):
-    """Nothing is said or moved of the others."""
+    """Other topics have no findings, and none of their objects is moved."""
     ours, other = two
     await ours.fill(2)
     await other.fill(2)

@@ -19,7 +19,7 @@ ALL_GOES = TotalRetention(limit_ms=0, limit_bytes=None)
 @pytest.mark.parametrize("requests_max", [1, 4, 7, 1000])
 @pytest.mark.parametrize("deep", [False, True])
 async def test_scrub_in_stretches_finds_what_a_whole_one_does(bucket, deep, requests_max):
-    """However short its stretches, each segment is checked once, and all faults are found."""
+    """Each segment is checked once, and all faults are found, however short the stretches are."""
     await bucket.fill(8, local=3)
     keys = await bucket.data_keys()
     gone = {keys[0], keys[3], keys[6], keys[7]}
@@ -174,7 +174,7 @@ async def test_what_was_taken_back_meanwhile_is_no_fault(busy):
 
 
 async def test_expired_segments_may_be_gone(bucket):
-    """What has expired is on its way out: its objects are not missed, and what is held is."""
+    """Objects of expired segments are not missed, and those of held segments are."""
     await bucket.fill(8, local=3)
     held = (await bucket.data_keys())[-1]
     bucket.clock.now_ms += 70_000
@@ -233,7 +233,7 @@ async def test_object_that_is_there_at_the_second_read_is_no_fault(bucket):
 
 @pytest.mark.parametrize(("operation", "deep"), [("head", False), ("get", True), ("get_range", True)])
 async def test_store_that_does_not_answer_is_no_fault(bucket, operation, deep):
-    """Nothing is said of objects that could not be asked for."""
+    """Objects that could not be asked for have no findings."""
     await bucket.fill(2)
     bucket.store.fail_next(operation, lambda: store_unavailable(operation))
     with pytest.raises(StorageUnavailable):

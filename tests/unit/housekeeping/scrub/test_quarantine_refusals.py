@@ -76,7 +76,7 @@ async def test_nothing_is_moved_while_the_manifest_is_missing(bucket):
 
 @pytest.mark.parametrize("lifecycle", [Lifecycle.KEPT, Lifecycle.DELETED])
 async def test_nothing_goes_while_the_manifest_of_a_restorable_topic_is_missing(bucket, lifecycle):
-    """What may be restored still is neither moved nor deleted: it may be all there is."""
+    """Objects that may still be restored are neither moved nor deleted: they may be all there is."""
     orphans = await left_behind(bucket)
     await bucket.scrub(fix=True)
     await bucket.archive.manifests.change_topic(

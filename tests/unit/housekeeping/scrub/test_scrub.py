@@ -132,7 +132,7 @@ async def test_cut_scrub_goes_on_after_the_partial_interval(scrubbing, bucket):
 
 
 async def test_fault_is_mended_and_counted(scrubbing, bucket):
-    """What the local log still holds is stored again in the same turn, and no fault is left."""
+    """Bytes that the local log still holds are stored again in the same turn, and no fault is left."""
     key = (await bucket.data_keys())[-1]
     data = bucket.store.bytes_of(key)
     bucket.store.remove(key)
@@ -156,7 +156,7 @@ async def test_fault_is_shown_until_a_scrub_does_not_find_it(scrubbing, bucket):
 
 
 async def test_orphans_are_moved_and_deleted_in_time(scrubbing, bucket):
-    """Into quarantine after the grace, out of it after the second one; both are counted."""
+    """Orphans go to quarantine after the first grace, and are deleted after the second. Both are counted."""
     key = bucket.orphan(1)
     await scrubbing.turns()
     assert key in bucket.store.objects
@@ -204,7 +204,7 @@ async def test_one_bad_object_does_not_keep_the_others_from_quarantine_or_out_of
 
 
 async def test_orphans_of_a_leaving_topic_are_counted_and_left(scrubbing, bucket):
-    """What needs an operator is shown, and not touched."""
+    """Orphans that need an operator are shown, and not touched."""
     key = bucket.orphan(1)
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     bucket.clock.now_ms += 2 * DAY_MS
@@ -256,7 +256,7 @@ async def test_search_that_fails_is_not_taken_for_a_whole_one(scrubbing, bucket)
 
 
 async def test_cut_search_goes_on_where_it_was(scrubbing, bucket):
-    """With a page for each turn all orphans are found once, also when a turn in between fails."""
+    """A search of one page for each turn finds each orphan once, also if a turn in between fails."""
     keys = [bucket.orphan(number) for number in range(6)]
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     bucket.clock.now_ms += 2 * DAY_MS
@@ -324,7 +324,7 @@ async def test_leadership_that_comes_and_goes_leaves_no_due_times(scrubbing, buc
 
 
 async def test_turn_that_fails_among_the_names_goes_on_there(scrubbing, bucket):
-    """What was read before is not read again, and no orphan is overlooked."""
+    """Manifests that were read before are not read again, and no orphan is overlooked."""
     one = bucket.writer.identified
     scrubbing.led = [replace(one, partition=number) for number in range(30)]
     bucket.orphan(1)

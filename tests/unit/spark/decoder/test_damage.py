@@ -296,7 +296,7 @@ def test_order_is_kept_across_runs_and_codecs():
 
 @pytest.mark.parametrize("length", [-1, 0, 48, 2**28, 2**31 - 1, 500], ids=str)
 def test_impossible_size_ends_the_run_and_no_more(length):
-    """What follows a size that cannot be believed is skipped with it; the next run is read."""
+    """The bytes after an impossible size are skipped with it, and the next run is read."""
     damaged = bytearray(batch(3))
     damaged[8:12] = struct.pack(">i", length)
     run = batch(0) + damaged + batch(6)

@@ -71,7 +71,7 @@ def test_rows_are_what_aiokafka_reads(kind, codec):
 
 @pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name.lower())
 def test_batches_of_another_writer_are_read(codec):
-    """What aiokafka's producer packs is read as aiokafka reads it."""
+    """Batches of aiokafka's producer are read as aiokafka reads them."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=int(codec),
@@ -101,7 +101,7 @@ def test_segments_of_a_real_broker_are_read(name):
 
 
 def test_golden_segments_have_what_a_broker_writes():
-    """Among the broker's segments are all codecs, markers, append times and a delete horizon."""
+    """The broker's segments have all codecs, control markers, append times and a delete horizon."""
     headers = [
         parse_header(batch_) for name in GOLDEN_LOGS for batch_ in batches_of((GOLDEN / name).read_bytes())
     ]
@@ -209,7 +209,7 @@ def test_header_name_that_is_no_utf8_is_read_as_java_reads_it(raw, expected):
     ids="-".join,
 )
 def test_some_columns_are_those_of_all(columns, codec):
-    """Whatever is selected has the values that it has beside all the others."""
+    """A selected column has the values that it has beside all other columns."""
     data = b"".join(
         encode_batch(base_offset, records, codec=codec, **fields)
         for base_offset, (records, fields) in zip(
@@ -225,7 +225,7 @@ def test_some_columns_are_those_of_all(columns, codec):
 
 
 def test_no_byte_of_what_is_not_selected_is_kept():
-    """Without keys, values and headers no memory holds any of their bytes."""
+    """A record batch without keys, values and headers keeps no byte of them in memory."""
     data = batch(0, [b"v" * 100_000] * 10)
     (found,) = decode(data, columns=("offset", "timestamp")).batches
     assert found.num_rows == 10
@@ -234,7 +234,7 @@ def test_no_byte_of_what_is_not_selected_is_kept():
 
 @pytest.mark.parametrize("run_count", [1, 2, 5, 40])
 def test_runs_make_no_difference(run_count):
-    """However a segment is cut into runs of whole batches, it gives the same rows."""
+    """A segment gives the same rows, however it is cut into runs of whole batches."""
     data = segment_bytes(batches=20, codec=Codec.ZSTD) + segment_bytes(60, batches=20)
     sizes = [0]
     at = 0
@@ -256,7 +256,7 @@ def test_more_batches_than_one_call_takes():
 
 
 def test_record_batches_are_independent_of_the_decoder():
-    """What was yielded stays as it is while the decoder goes on, and when it has gone."""
+    """A yielded record batch stays as it is while the decoder goes on, and when the decoder has gone."""
     data = segment_bytes(batches=50, records_per_batch=10, codec=Codec.SNAPPY)
     found = decode(data, rows_max=16).batches
     assert pa.Table.from_batches(found).column("offset").to_pylist() == list(range(500))

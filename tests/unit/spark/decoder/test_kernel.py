@@ -67,7 +67,11 @@ def changed_body(draw: st.DrawFn) -> bytes:
 @settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_nothing_behind_a_run_is_read(guarded, data):
-    """Whatever sizes the records claim, the process survives a page behind them that cannot be read."""
+    """
+    The decoder reads nothing behind a run, whatever sizes the records claim.
+
+    An unreadable page follows the run.
+    """
     body = changed_body(data.draw)
     header = parse_header(encode_batch(0, RECORDS))
     stored = guarded(sealed(header._replace(last_offset_delta=60_000), body))
@@ -84,7 +88,7 @@ def test_nothing_behind_a_run_is_read(guarded, data):
 @settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_nothing_behind_the_rows_is_written(data):
-    """However much the records hold, no buffer is written behind the room that there is."""
+    """The compiled code writes nothing behind a buffer's room, however much the records hold."""
     rows_max, bytes_max = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 120))
     headers_max = data.draw(st.integers(0, 9))
     room = {"rows_max": rows_max, "bytes_max": bytes_max, "headers_max": headers_max}
@@ -160,7 +164,7 @@ def no_directory(tmp_path):
 
 
 def test_package_that_cannot_be_written_is_decoded_with(tmp_path, no_directory):
-    """Where neither the package nor the home takes a cache, decoding works, and leaves nothing behind."""
+    """Decoding works if neither the package nor the home takes a cache, and leaves nothing behind."""
     place = tmp_path / "site-packages"
     package = Path(tieringd.__file__).parent
     shutil.copytree(package, place / "tieringd", ignore=shutil.ignore_patterns("__pycache__"))
@@ -193,7 +197,7 @@ def test_code_is_compiled_once_for_all_processes(tmp_path):
 
 
 def test_types_of_the_arguments_never_change():
-    """However it is used, the code is compiled for one set of types: a second would cost seconds."""
+    """The code is compiled for one set of types, however it is called: a second set would cost seconds."""
     decode(batch(0), columns=("value",))
     decode(bytearray(batch(0)), rows_max=1)
     assert [len(function.signatures) for function in kernel()] == [1] * FUNCTIONS

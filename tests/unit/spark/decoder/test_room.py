@@ -48,7 +48,7 @@ def test_record_batches_have_no_more_bytes_than_they_may():
 
 
 def test_record_batches_stay_in_the_processor_s_caches():
-    """Of large values too: 16 MiB at a time took Spark an eighth more CPU. The rows are the same."""
+    """A record batch has at most 2 MiB, also of large values: with 16 MiB, Spark took an eighth more CPU."""
     data = encode_batch(0, [NewRecord(b"%d" % number * 500, key=b"k") for number in range(3_000)])
     found = decode(data)
     assert len(found.batches) > 1
@@ -59,7 +59,7 @@ def test_record_batches_stay_in_the_processor_s_caches():
 
 
 def test_bytes_that_are_not_selected_do_not_count():
-    """Where only offsets are wanted, only rows fill a record batch."""
+    """Only rows fill a record batch if only offsets are selected."""
     data = encode_batch(0, [NewRecord(b"v" * 100)] * 50)
     assert [one.num_rows for one in decode(data, columns=("offset",), bytes_max=100).batches] == [50]
 
@@ -128,13 +128,13 @@ def test_batch_that_unpacks_beyond_all_bounds_is_damaged():
 
 
 def test_headers_that_are_not_selected_do_not_count():
-    """What a record's headers take is of no interest where only values are wanted."""
+    """The size of headers does not matter if only values are selected."""
     data = encode_batch(0, [NewRecord(b"v", headers=[("n", b"c" * 500)])] * 9)
     assert [one.num_rows for one in decode(data, columns=("value",), bytes_max=20).batches] == [9]
 
 
 def test_what_goes_to_spark_is_what_is_filled():
-    """Whatever room there was, a record batch of a few rows is a few bytes on its way, and arrives whole."""
+    """A record batch of a few rows is sent as a few bytes, whatever room there was, and arrives whole."""
     data = encode_batch(0, [NewRecord(b"value", key=b"key", headers=[("name", b"content")])] * 3)
     (found,) = decode(data).batches
     sink = pa.BufferOutputStream()

@@ -45,7 +45,7 @@ def transactional(base_offset: int, producer_id: int, codec: Codec = Codec.NONE)
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4], ids=lambda codec: codec.name.lower())
 @pytest.mark.parametrize("rows_max", [2, 100])
 def test_slice_of_offsets_is_that_of_all_rows(codec, rows_max):
-    """Wherever a slice begins and ends, in a batch or a hole, it has its rows and no others."""
+    """A slice has its rows and no others, wherever it begins and ends: in a batch or in a hole."""
     holes = [NewRecord(b"a", offset_delta=1), NewRecord(b"b", offset_delta=4)]
     data = batch(2, codec=codec) + encode_batch(5, holes, codec=codec, last_offset_delta=6)
     data += batch(12, [b"x"] * 4, codec=codec) + batch(20, codec=codec)
@@ -77,7 +77,7 @@ def test_order_counts_outside_of_the_slice():
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.SNAPPY], ids=lambda codec: codec.name.lower())
 def test_read_committed_leaves_out_what_was_aborted(codec):
-    """Of two interleaved producers only the aborted one's records are left out, up to its marker."""
+    """Records of an aborted transaction are left out up to its marker. Those of another producer stay."""
     data = b"".join(
         [
             transactional(0, 1, codec),
@@ -107,7 +107,7 @@ def test_read_committed_without_aborted_transactions_is_everything():
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("transactions/*.log")), ids=lambda path: path.name)
 def test_transactions_of_a_real_broker(path):
-    """Of a broker's transactions those are seen that `ReadCommittedFilter` accepts: committed ones."""
+    """The decoder shows the committed transactions of a broker's log, as `ReadCommittedFilter` does."""
     data = path.read_bytes()
     aborted = aborted_in(data)
     accepts = ReadCommittedFilter(aborted).accepts

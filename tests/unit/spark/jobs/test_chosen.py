@@ -54,7 +54,7 @@ def names(chosen):
 
 
 def test_every_archive_of_a_name_is_meant(bucket, archive):
-    """Those of deleted and re-created topics too: what was asked for is about the name."""
+    """A name stands for its deleted and re-created topics too."""
     chosen = bucket.run(chosen_partitions(bucket, ["orders"]))
     assert names(chosen) == [("orders-0", "W"), ("orders-1", "W"), ("orders-0", "Y")]
     assert (len(chosen.topics), chosen.faults) == (2, ())
@@ -107,7 +107,7 @@ async def test_history_is_there_and_what_is_beyond_return_is_not(bucket, archive
 
 
 async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, config):
-    """It is unknown what to do with its partition."""
+    """The partition of a damaged manifest is left as it is, and named."""
     topic = await archive.manifests.load_topic(TopicKey("cluster", "orders", IDS["orders"]))
     path = config.cloud_storage_file_root / manifest_key(topic.partitions()[0])
     path.write_bytes(b"damaged")
@@ -120,7 +120,7 @@ async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, co
 
 
 async def test_later_rounds_are_of_what_there_is_by_then(bucket, archive, config):
-    """What cannot be read by then is told, and so is what has left the bucket; the rest is done."""
+    """Partitions that cannot be read by then, or have left the bucket, are reported. The rest is done."""
     chosen = bucket.run(chosen_partitions(bucket, ["*"]))
     first, damaged, closed, changed = (one.partition for one in chosen.partitions)
     faults = []
@@ -162,7 +162,7 @@ def test_shares_are_large_enough_to_be_worth_a_task(sizes, expected):
 
 
 def test_shares_of_a_long_history_touch_each_block_a_few_times(monkeypatch):
-    """Not all blocks for each share: a million segments took ten minutes."""
+    """All shares together touch each block once: a million segments once took ten minutes."""
     count = 20 * BLOCK_ROWS
     table = stored([remote(at, at, size_bytes=TASK_BYTES) for at in range(count)]).segments
     touched = []

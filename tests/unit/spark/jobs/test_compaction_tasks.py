@@ -1,4 +1,4 @@
-"""What a task of a compaction tells of its segments, and makes of them."""
+"""The report of a compaction task on its segments, and its rewritten segments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def summary(row: int, records: int, keyless: int = 0, fault: str | None = None) 
 
 
 def test_task_tells_the_latest_of_each_key_and_sums_up(config, manifest):
-    """Of each segment for itself: what is latest of all is for Spark to find."""
+    """A task reports the latest record of each key in each of its segments. Spark finds the latest of all."""
     rules = CompactionRules(0, LATER_MS)
     assert rows_of(config, manifest, rules=rules) == [
         KeyRow(4, -1, b"a", 2, 0),
@@ -70,7 +70,7 @@ def test_task_tells_the_latest_of_each_key_and_sums_up(config, manifest):
 
 
 async def test_keys_are_handed_on_before_they_are_too_many(tmp_path, config):
-    """A key is told of several times then, and the last time is right."""
+    """A key is reported several times then, and the last time is right."""
     writer = LogWriter(tmp_path / "many")
     for number in range(20):
         writer.append(b"x", keys=[b"%d" % (number % 5)])
@@ -111,7 +111,7 @@ def rewritten(config, manifest, offsets, rules=RULES, *, removed_records):
 
 
 def test_run_becomes_what_the_winners_say(config, manifest):
-    """None of them is a run of which nothing is left but what has no key."""
+    """A run without winners keeps only what has no key."""
     number, successor = rewritten(config, manifest, [2, 3], removed_records=3)
     assert (number, type(successor)) == (1, Successor)
     assert (successor.removed_records, successor.segment.last_offset) == (3, 5)
@@ -124,7 +124,7 @@ def test_run_becomes_what_the_winners_say(config, manifest):
 
 
 def test_run_that_cannot_be_read_is_told(config, manifest):
-    """Its partition stays as it is."""
+    """The partition of an unreadable run stays as it is."""
     path = config.cloud_storage_file_root / data_key(manifest.partition, manifest.segments[0])
     path.unlink()
     number, fault = rewritten(config, manifest, [2, 3], removed_records=3)
@@ -169,7 +169,7 @@ def test_young_segments_and_what_follows_stay(manifest, lag_ms, segments):
 
 
 def test_segment_without_times_is_as_old_as_its_upload(manifest):
-    """It is not passed over for ever then, nor compacted too early."""
+    """The age of such a segment counts from its upload, so it is compacted neither never nor too early."""
     for now_ms, segments in [(DEFAULT_TIME_MS + 9, 0), (DEFAULT_TIME_MS + 10, 1)]:
         (first, *_) = manifest.segments
         timeless = manifest.compacted([replace(first, max_timestamp_ms=-1, writer_id="0c")], now_ms=0)
@@ -194,7 +194,7 @@ def test_segment_from_the_future_is_as_old_as_its_upload(manifest, lag_ms, segme
 
 
 def test_tombstones_stay_where_the_topic_goes_on_from_an_older_archive(bucket, manifest):
-    """What they hide may lie there."""
+    """The records that they hide may lie in the older archive."""
     options = CompactOptions(delete_retention_ms=5)
     (found,) = bucket.run(compaction_ranges(bucket, [manifest], options, now_ms=100))
     assert found.rules == CompactionRules(0, 95)

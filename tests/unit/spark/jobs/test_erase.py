@@ -37,7 +37,7 @@ class LostAnswer(MemoryStore):
 
 
 def test_record_whose_answer_was_lost_is_stored():
-    """All that it tells of is done by then: a job that failed over it would leave no trace of that."""
+    """All that the record reports is done by then: a job that failed over it would leave no trace of that."""
     backend = LostAnswer()
     limits = StoreLimits(initial_backoff_seconds=0.001, max_backoff_seconds=0.001)
     bucket = SimpleNamespace(store=ResilientStore(backend, limits), run=asyncio.run)
@@ -90,7 +90,7 @@ def purge(shelf, writer):
 @pytest.mark.parametrize("after_ms", [None, 0, 1])
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_damaged):
-    """Not where a partition's manifest cannot be read: its objects may have the keys."""
+    """The record does not say `deleted` if a manifest cannot be read: its objects may still have the keys."""
     writers = [shelf.fill(partition=number) for number in range(2)]
     if is_damaged:
         shelf.write(manifest_key(writers[0].identified), b"damaged")
@@ -103,7 +103,7 @@ def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_dama
 
 
 def test_record_says_how_far_each_partition_was_gone_over(shelf):
-    """What is archived later was not searched, and a partition of a fault is not among them."""
+    """Offsets archived later were not searched, and a partition with a fault is not in the record."""
     shelf.fill(partition=0, segments=2)
     damaged = shelf.fill(partition=1)
     shelf.writer(partition=2)

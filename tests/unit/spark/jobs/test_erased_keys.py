@@ -44,7 +44,7 @@ def test_text_in_another_encoding_is_refused(text, encoding):
 
 
 def test_line_in_another_encoding_is_told_by_its_number(tmp_path):
-    """Its content is not told."""
+    """The error does not show the line's content."""
     path = tmp_path / "keys"
     path.write_text("00\nsomeone\n")
     with pytest.raises(ConfigError, match=f"line 2 of {path}: a key is not in hex") as raised:
@@ -88,7 +88,7 @@ def test_file_that_may_mean_something_else_is_refused(tmp_path, data, said):
 
 
 def test_blanks_are_no_key_in_hex(tmp_path):
-    """They mean nothing there, and an empty key has to be asked for."""
+    """Blanks mean nothing in hex, and an empty key has to be asked for."""
     path = tmp_path / "keys"
     path.write_bytes(b"6b 65\n \n")
     with pytest.raises(ConfigError, match=r"line 2 of .* is empty"):
@@ -102,7 +102,7 @@ def test_file_that_is_missing_is_told(tmp_path):
 
 
 def test_fingerprint_tells_keys_apart_and_tells_none():
-    """They are checksums that can be computed from a known key."""
+    """Fingerprints are checksums that can be computed from a known key."""
     assert fingerprints([b"b", b"a"]) == tuple(
         sorted(hashlib.sha256(key).hexdigest() for key in (b"a", b"b"))
     )

@@ -1,4 +1,4 @@
-"""Telling how far Spark's tasks are, on a tracker that is not Spark's."""
+"""The progress of Spark's tasks, on a tracker that is not Spark's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stage:
 
 @dataclass
 class Context:
-    """As much of a context as progress asks for: one job with a stage or two, for whatever group there is."""
+    """The part of a Spark context that progress asks for. It has a job with a stage or two for any group."""
 
     stage: Stage = field(default_factory=Stage)
     following: Stage | None = None
@@ -81,7 +81,7 @@ def session():
 
 
 def test_every_change_is_told_once(session):
-    """While the block goes on, and at its end."""
+    """Each change is reported once, while the block runs and at its end."""
     told = []
     context = session.sparkContext
 
@@ -93,7 +93,7 @@ def test_every_change_is_told_once(session):
 
 
 def test_tasks_count_from_when_their_stage_begins(session):
-    """Those of a shuffle are many and short, and Spark leaves out stages whose results it has."""
+    """The tasks of a shuffle are many and short, and Spark skips stages whose results it has."""
     told = []
     context = session.sparkContext
     context.stage.numCompletedTasks = 10

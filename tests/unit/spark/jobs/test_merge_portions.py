@@ -44,7 +44,7 @@ def runs(some):
 
 @pytest.mark.parametrize("runs_max", [1, 3, 4, 8, 9])
 def test_portions_are_all_runs_in_order(bucket, runs_max):
-    """However many are done at once."""
+    """All portions together are all runs in order, however many runs a portion has."""
     faults = []
     found = [runs(some) for some in planned(bucket, faults, runs_max=runs_max)]
     assert [len(some) for some in found[:-1]] == [runs_max] * (len(found) - 1)

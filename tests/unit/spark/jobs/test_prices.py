@@ -41,7 +41,7 @@ def test_list_prices_go_by_the_store():
 
 
 def test_prices_of_a_file(tmp_path):
-    """Its label and currency are the file's, or plain ones."""
+    """Label and currency are those of the file, or plain ones."""
     path = tmp_path / "prices.yaml"
     path.write_text("storage_gib_month: 0.01\nwrites_1000: 1\ncurrency: EUR\nlabel: our contract\n")
     assert read_prices(path) == Prices("our contract", "EUR", 0.01, 1.0)
@@ -78,7 +78,7 @@ def test_wrong_prices_are_refused_with_their_keys(tmp_path, text, problems):
 
 @pytest.mark.parametrize("text", ["- 1\n", "", "a: [\n"])
 def test_file_that_is_no_list_of_prices_is_refused(tmp_path, text):
-    """It says what has to be in it, or what is wrong with it."""
+    """The error says what has to be in the file, or what is wrong with it."""
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"prices\.yaml"):
@@ -88,7 +88,7 @@ def test_file_that_is_no_list_of_prices_is_refused(tmp_path, text):
 
 
 def test_costs():
-    """By the GiB and month, and by a thousand requests."""
+    """Storage costs by GiB and month, and writes by a thousand requests."""
     prices = Prices("", "USD", 0.02, 0.005)
     assert (prices.storage_cost(50 * GIB), prices.write_cost(10_000)) == pytest.approx((1.0, 0.05))
 

@@ -136,7 +136,7 @@ def test_archive_reads_back_as_before(shelf, life):
 
 
 def test_daemon_goes_on_from_a_rebuilt_manifest(shelf, life):
-    """Its leader claims it, and appends what is new."""
+    """The leader claims the rebuilt manifest, and appends what is new."""
     lose_manifests(shelf)
     rebuild(shelf, write=True)
     life.append(b"later")
@@ -182,7 +182,7 @@ def test_second_run_finds_what_is_done(shelf, life):
 
 
 def test_readable_manifest_is_left_alone(shelf, life):
-    """With --replace it is rebuilt, and facts that only it has are kept."""
+    """A readable manifest is rebuilt only with `--replace`, and keeps the facts that only it has."""
     known = shelf.manifest(life)
     _, document = rebuild(shelf, write=True)
     assert outcomes(document) == {("orders", 0): "left alone"}
@@ -217,7 +217,7 @@ def test_what_is_committed_while_the_bucket_is_listed_is_not_left_out(shelf, lif
 
 
 def test_damaged_manifests_are_kept_and_replaced(shelf, life):
-    """Their bytes lie under another key afterwards."""
+    """The damaged bytes lie under another key afterwards."""
     keys = (manifest_key(life.identified), shelf.topic_manifest_key(life))
     values = shelf.values(life)
     damaged = {key: shelf.read(key)[:-3] for key in keys}
@@ -272,7 +272,7 @@ def test_long_history_spills(shelf, monkeypatch):
 
 
 def test_lost_index_is_made_again_under_a_new_name(shelf, life):
-    """With the transactions that end in later segments, of which the index is lost as well."""
+    """A lost index is made again with the transactions that end in later segments without an index."""
     values = {level: shelf.values(life, read_committed=level) for level in (False, True)}
     keys = shelf.data_keys(life)
     lose_manifests(shelf)
@@ -329,7 +329,11 @@ def test_damaged_index_counts_as_lost(shelf, damage):
 
 
 def test_transaction_that_nothing_ends_leaves_its_segment_out(shelf, life):
-    """Without its index it is unknown whether the records count."""
+    """
+    A segment without its index is left out if no later segment ends its transaction.
+
+    It is unknown whether its records count.
+    """
     keys = shelf.data_keys(life)
     lose_manifests(shelf)
     shelf.remove(f"{keys[1]}.index")
@@ -386,7 +390,7 @@ def with_epoch(data: bytes, epoch: int) -> bytes:
     ],
 )
 def test_damaged_data_is_left_out_and_is_a_fault(shelf, damage, deep, words):
-    """Its offsets become a gap, and the report names the object."""
+    """The offsets of damaged data become a gap, and the report names the object."""
     writer = shelf.fill(segments=3)
     for number in range(300):  # A last index entry that is not the first batch's.
         writer.append(b"%d" % number * 100)
@@ -462,7 +466,7 @@ def test_manifest_that_changes_meanwhile_stays(shelf, life, is_damaged):
 
 
 def test_topic_that_is_being_purged_is_left_alone(shelf, life):
-    """Its objects are going, and so is what little is left of its manifests."""
+    """The objects of the topic are going, and so are the rest of its manifests."""
     key = shelf.topic_manifest_key(life)
     shelf.write(key, shelf.read(key).replace(b'"live"', b'"purging"'))
     shelf.remove(manifest_key(life.identified))
@@ -483,7 +487,7 @@ def test_closed_manifest_is_left_alone(shelf, life):
 
 
 def test_topic_manifest_that_leads_to_too_few_partitions_is_mended(shelf):
-    """Its other settings stay."""
+    """The other settings of the topic stay."""
     writer = shelf.fill("orders", 3)
     key = shelf.topic_manifest_key(writer)
     before = json.loads(shelf.read(key))
@@ -527,7 +531,7 @@ def die_at_write(patched, store, dies_at: int, *, after_effect: bool) -> None:
 
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_crash_at_any_write_is_made_good_by_the_next_run(shelf, life, monkeypatch, after_effect):
-    """Whatever was stored before it, the second run ends where an undisturbed one does."""
+    """The second run ends where an undisturbed run does, whatever was stored before the crash."""
     make_parts_small(monkeypatch, rows=8, remembered=4)
     shelf.fill("long", segments=90)
     values = {name: shelf.values(one) for name, one in shelf.writers.items()}
@@ -563,7 +567,7 @@ def test_store_that_does_not_answer_ends_a_rebuild(shelf, life):
 
 
 def test_tasks_survive_a_pickle(shelf, life):
-    """What goes to executors and comes back is plain."""
+    """The objects that go to executors and come back are plain."""
 
     def by_mail(what, tasks, work):
         return [

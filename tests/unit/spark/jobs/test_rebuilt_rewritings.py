@@ -111,7 +111,7 @@ def test_erased_key_does_not_come_back(shelf):
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["compact", "erase"])
 def test_job_that_died_at_any_request_and_a_manifest_lost_after_it(tmp_path, kind, after_effect):
-    """It is as before the job or as after it, and never back before what the manifest had come to."""
+    """The rebuilt archive is as before the job or after it, and never older than its last manifest."""
     kinds, number = set(), 0
     while True:
         number += 1
@@ -163,7 +163,11 @@ async def _run(job: Job, kind: str) -> None:
 
 
 def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
-    """By a job or a daemon; what is left out of the merged one stays out, with its parts gone or not."""
+    """
+    Records that a job took out stay out of merged segments, whether their sources are still there or not.
+
+    A job or a daemon merges them.
+    """
     writer = shelf.writer()
     for _ in range(6):
         writer.append(b"1", b"x", keys=[b"secret", b"b"])
@@ -193,7 +197,11 @@ def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
 
 
 def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
-    """Without the record, its segments count as leftovers of a killed job, so nothing is written."""
+    """
+    Nothing is written while the record of a rewriting is unreadable.
+
+    The rewritten segments would count as leftovers of a killed job.
+    """
     writer = archived_secret(shelf)
     before = readings(shelf, writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))

@@ -1,4 +1,4 @@
-"""Scrub without Spark: each planted fault is found under its own name, and nothing else is said."""
+"""Scrub without Spark: each planted fault is found under its own name, and no other is reported."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_orphan_is_listed_and_is_no_fault(shelf):
 
 
 def test_orphans_need_not_be_searched(shelf):
-    """Without the listing the segments are read all the same."""
+    """A scrub reads the segments also if it does not list the bucket."""
     writer = shelf.fill()
     left_behind(shelf, writer, age_ms=2 * shelf.config.archive_orphan_grace_ms)
     _, document = scrub(shelf, with_orphans=False)
@@ -181,7 +181,7 @@ def test_orphans_need_not_be_searched(shelf):
 
 
 def test_topics_are_chosen_by_pattern(spilled):
-    """Others are neither read nor judged; a name or pattern that matches no topic is a mistake."""
+    """Other topics are neither read nor judged. A name or pattern that matches no topic is a mistake."""
     gone = spilled.data_keys(spilled.writers["other-1"])[0]
     spilled.remove(gone)
     assert scrub(spilled, "ord*")[0].faults == ()
@@ -192,7 +192,7 @@ def test_topics_are_chosen_by_pattern(spilled):
 
 
 def test_tasks_are_small_and_find_the_same(spilled):
-    """However the segments are dealt out, and after a way through a pickle."""
+    """Tasks find the same faults, however many there are, and also after pickling."""
     manifest = spilled.whole_manifest(spilled.writer())
     gone = index_key(manifest.partition, manifest.segments[2])
     spilled.remove(gone)
@@ -206,7 +206,7 @@ def test_tasks_are_small_and_find_the_same(spilled):
 
 
 def test_partition_that_leaves_during_the_scrub_has_no_fault(spilled):
-    """Its topic says that it is being purged before any object goes."""
+    """The topic is marked as being purged before any object goes."""
     writer = spilled.writers["other-1"]
 
     def purge_first(what, tasks, work):
@@ -221,7 +221,7 @@ def test_partition_that_leaves_during_the_scrub_has_no_fault(spilled):
 
 
 def test_segment_that_retention_took_meanwhile_is_no_fault(shelf):
-    """The manifest is read again before anything is said."""
+    """The manifest is read again before anything is reported."""
     writer = shelf.fill(segments=4)
     before = shelf.manifest(writer)
 

@@ -35,7 +35,7 @@ tables = st.lists(st.lists(st.integers(0, 3 << 30), max_size=12).map(lambda size
 
 @given(tables, st.integers(1, 50))
 def test_each_segment_is_in_one_task(found, cores):
-    """Of its own partition, in the order of its table."""
+    """Each segment is in one task, under its own partition, in the order of its table."""
     wanted = list(enumerate(found))
     tasks = plan_segment_tasks([(partition(number), one) for number, one in wanted], cores=cores)
     stretches = [stretch for task in tasks for stretch in task.stretches]
@@ -50,7 +50,7 @@ def test_each_segment_is_in_one_task(found, cores):
 
 @given(tables, st.integers(1, 50))
 def test_tasks_are_of_about_one_size_and_the_longest_come_first(found, cores):
-    """None is larger than what is wanted by more than one segment; only the last one is smaller."""
+    """A task is larger than wanted by one segment at most, and only the last one is smaller."""
     tasks = plan_segment_tasks([(partition(number), one) for number, one in enumerate(found)], cores=cores)
     costs = [task.cost_bytes for task in tasks]
     whole = sum(one.total_bytes + SEGMENT_COST_BYTES * len(one) for one in found)

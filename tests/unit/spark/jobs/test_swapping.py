@@ -1,4 +1,4 @@
-"""The end of a job that writes: what it tells of swaps whose answers are lost."""
+"""The end of a job that writes: its report of swaps whose answers are lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def swapped(store, writer, tmp_path, *failures, clock=None) -> SwapOutcome
 
 @pytest.mark.parametrize("failures", [(), (False,), (True,)], ids=["answered", "not sent", "not answered"])
 async def test_swap_is_tried_again(store, writer, tmp_path, failures):
-    """An archive that was changed is told of as changed."""
+    """An archive that was changed is reported as changed."""
     outcome = await swapped(store, writer, tmp_path, *failures)
     assert outcome.faults == []
     assert (outcome.figures()["segments_before"], outcome.figures()["segments_after"]) == (6, 2)
@@ -65,7 +65,7 @@ async def test_swap_is_tried_again(store, writer, tmp_path, failures):
 
 
 async def test_store_that_is_away_is_told(store, writer, tmp_path):
-    """As one whose answer may have been lost."""
+    """A store that does not answer is reported like one whose answer may have been lost."""
     outcome = await swapped(store, writer, tmp_path, False, False)
     (fault,) = outcome.faults
     assert "it is not known whether its segments were replaced: put: the store does not answer" in fault
@@ -92,7 +92,7 @@ def test_job_that_has_replaced_nothing_fails():
 
 
 async def test_deletion_ends_with_the_store(store, writer, tmp_path):
-    """Each of the other partitions would wait for it as long; one fault tells of all."""
+    """Each of the other partitions would wait for the store as long, so one fault stands for all."""
     await swapped(store, writer, tmp_path)
     outcome, asked = SwapOutcome(), []
 
@@ -118,7 +118,11 @@ MINUTE_MS = 60_000
 
 
 async def test_delay_counts_from_when_the_store_took_the_commit(store, writer, tmp_path):
-    """It was dated before it was sent, and readers began meanwhile. What a job saw at its start counts."""
+    """
+    The delay counts from the store's time: the commit was dated before it was sent, and readers began then.
+
+    The first sight of the commit at a job's start counts as well.
+    """
     now_ms = Clock()
     store.now_ms = now_ms
     clock = archive_clock(now_ms, store)

@@ -1,4 +1,4 @@
-"""What is told of an error of Spark's: a line that says what to look at."""
+"""The message of Spark's errors: a line that says what to look at."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ tieringd.errors.StorageDenied: the store refuses the key. Look at the policy"""
     ],
 )
 def test_cause_is_a_line(text, cause):
-    """Of a task that raised it is what it raised, and else what Spark says, not what was called."""
+    """The cause is what the task raised, or else what Spark says. It is one line, without what was called."""
     assert cause_of(RuntimeError(text)) == cause

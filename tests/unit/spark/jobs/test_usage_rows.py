@@ -83,7 +83,7 @@ def test_records_without_a_usable_time_count_by_their_upload(shelf):
 
 
 def test_retired_segments_count_apart(shelf):
-    """They are in the bucket still, and no reader uses them."""
+    """Retired segments are still in the bucket, and no reader uses them."""
     writer = shelf.fill(segments=3)
     manifest = shelf.manifest(writer)
     gone = SegmentTable.of([replace(manifest.segments[0], uploaded_at_ms=0)])
@@ -143,7 +143,7 @@ def summed(topic, day, stored_bytes, **counts) -> Summed:
 
 
 def test_report_sums_up_and_prices():
-    """By topic all of it, by day what was asked for."""
+    """The report sums up all segments by topic, and the days that were asked for."""
     first, second = date(2026, 1, 1), date(2026, 1, 5)
     gib = 1 << 30
     rows = [

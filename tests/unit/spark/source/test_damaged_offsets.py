@@ -43,7 +43,7 @@ MOVES = {
 @pytest.mark.parametrize(("number", "tasks"), [(0, 1), (1, 1), (3, 1), (0, 6), (1, 6), (3, 6)])
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES.keys())
 def test_damaged_base_offset(archive, writer, bucket, move, number, tasks):  # noqa: PLR0917
-    """It is an error that names the object; or just the records of that batch are missing."""
+    """The error names the object. Only the records of that batch are missing if damage may be skipped."""
     path = archive.object_of(writer, 1)
     batch = renumber(path, number, move)
     with pytest.raises(CorruptDataError, match=path.name) as caught:
@@ -68,7 +68,7 @@ def test_batch_that_stands_twice_is_an_error(bucket, archive, writer):
 
 
 def test_other_bytes_than_the_index_says(bucket, archive, writer, warnings):
-    """Where every batch is sound the object's checksum tells: the leader epoch stands outside a batch's."""
+    """The checksum of the object shows a changed leader epoch, which no checksum of a batch covers."""
     path = archive.object_of(writer, 1)
     data = bytearray(path.read_bytes())
     data[15] ^= 1
@@ -81,7 +81,7 @@ def test_other_bytes_than_the_index_says(bucket, archive, writer, warnings):
 
 @pytest.mark.parametrize("is_index", [False, True], ids=["data", "index"])
 def test_missing_object_may_be_passed_over(bucket, archive, writer, warnings, is_index):
-    """With both options that allow it; the loss is told with the object's name."""
+    """A missing object is passed over if both options allow it, and the warning names the object."""
     segment = archive.manifest(writer).segments[1]
     path = archive.object_of(writer, 1)
     gone = path.with_name(f"{path.name}.index") if is_index else path

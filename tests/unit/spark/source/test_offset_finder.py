@@ -1,4 +1,4 @@
-"""From positions to offsets, and what happens where the archive does not have them."""
+"""Offsets for positions, and the outcome if the archive does not have these offsets."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def starts(finder, position, on_no_match="error"):
 
 
 def test_edges_are_the_archive_s(finder):
-    """From what retention has left to what is archived."""
+    """The earliest offset is the first that retention left, and the latest is the end of the archive."""
     assert starts(finder, Edge.EARLIEST) == [12, 0, 0]
     assert list(finder.ends(Edge.LATEST).values()) == [36, 12, 0]
 
 
 def test_offsets_are_taken_as_they_are(finder):
-    """With Kafka's words for the two ends."""
+    """Given offsets are taken as they are. -2 and -1 are the two ends, as in Kafka."""
     given = dict(zip(ORDERS, (-2, 7, 0), strict=True))
     assert starts(finder, AtOffsets(given, "startingOffsets")) == [12, 7, 0]
     given = dict(zip(ORDERS, (30, -1, -1), strict=True))
@@ -59,7 +59,11 @@ def test_offsets_are_taken_as_they_are(finder):
     ],
 )
 def test_offsets_name_every_partition(finder, given, match):
-    """As with the Kafka source: a partition that is left out is a mistake."""
+    """
+    Every partition needs an offset, as with the Kafka source.
+
+    A partition that is left out is a mistake.
+    """
     with pytest.raises(ConfigError, match=match):
         finder.starts(AtOffsets(given, "startingOffsets"), on_no_match="error")
     with pytest.raises(ConfigError, match=match.replace("Offsets:", "OffsetsByTimestamp:")):
@@ -96,7 +100,7 @@ def test_time_costs_little_of_a_segment(archive, bucket, monkeypatch, value_byte
 
 
 def test_time_after_all_records_is_an_error_to_begin_at(finder):
-    """It is none if such partitions are to begin at their end. As an end it means all records."""
+    """Such a time is no error if partitions are to begin at their end. As an end it means all records."""
     position = AtTime(DEFAULT_TIME_MS + 20, "startingTimestamp")
     with pytest.raises(ConfigError, match=r"startingTimestamp: no archived record of orders-1 has a time of"):
         finder.starts(position, on_no_match="error")
@@ -105,7 +109,7 @@ def test_time_after_all_records_is_an_error_to_begin_at(finder):
 
 
 def test_batch_may_not_end_before_it_begins():
-    """Where offsets say so; times in one partition may well."""
+    """An end before the start is refused if both are offsets. Times may cross in one partition."""
     partition = ORDERS[0]
     start, end = AtOffsets({partition: 9}, "startingOffsets"), AtOffsets({partition: 8}, "endingOffsets")
     with pytest.raises(ConfigError, match="endingOffsets: orders-0 would end at 8, before it begins at 9"):
@@ -134,7 +138,7 @@ MANIFEST = PartitionManifest(TopicIdPartition("c", "orders", "id", 0), start_off
     ],
 )
 def test_what_the_archive_does_not_have_is_told(warnings, asked, readable, lost):
-    """As an error with the offsets, or as a warning when records may be missing."""
+    """Offsets that the archive lacks are named in an error, or in a warning if records may be missing."""
     rule = LossRule(is_fatal=False)
     assert readable_range(ORDERS[0], MANIFEST, *asked, rule=rule) == readable
     told = [
@@ -152,7 +156,7 @@ def test_what_the_archive_does_not_have_is_told(warnings, asked, readable, lost)
 
 
 def test_both_ends_may_be_missing(warnings):
-    """Each is told."""
+    """Each missing end is reported."""
     assert readable_range(ORDERS[0], MANIFEST, 0, 300, rule=LENIENT) == (100, 200)
     assert [each["base_offset"] for each in warnings.of("records are not in the archive")] == [0, 200]
 

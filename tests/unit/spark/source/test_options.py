@@ -1,4 +1,4 @@
-"""What users may ask for, what is told of a wrong option, and which options have no effect."""
+"""Options of users, the errors of wrong ones, and options that have no effect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_defaults_are_those_of_the_kafka_source():
 
 
 def test_stream_begins_at_the_end():
-    """As a consumer without a position does."""
+    """A stream begins at the end by default, like a consumer without a position."""
     assert parsed(is_streaming=True).start is Edge.LATEST
     assert parsed(is_streaming=True).limits == StreamLimits(None, None, TRIGGER_DELAY_MS, REFRESH_MS)
 
@@ -106,7 +106,7 @@ def test_durations_are_those_of_spark(value, delay_ms):
 
 
 def test_duration_under_a_millisecond_is_refused():
-    """It would be none."""
+    """Such a duration would be none."""
     with pytest.raises(ConfigError, match="maxTriggerDelay: must be a duration of a millisecond or more"):
         parsed(is_streaming=True, maxTriggerDelay="5us")
 
@@ -123,7 +123,7 @@ def test_duration_under_a_millisecond_is_refused():
     ],
 )
 def test_patterns_are_those_of_java(pattern, taken, left):
-    """As Kafka's consumer takes them."""
+    """A pattern is a regular expression of Java, as Kafka's consumer takes it."""
     subscription = parse_options(PLACE | {"subscribePattern": pattern}, is_streaming=False).subscription
     assert subscription.accepts(taken)
     assert not subscription.accepts(left)
@@ -147,12 +147,12 @@ def test_pattern_that_python_reads_otherwise_is_refused(pattern):
     ],
 )
 def test_topics_are_named_in_three_ways(given, wanted):
-    """By name, by a pattern for the whole name, or partition by partition."""
+    """A subscription gives topics by name, by a pattern for the whole name, or by partition."""
     assert parse_options(PLACE | given, is_streaming=False).subscription == wanted
 
 
 def test_pattern_is_for_the_whole_name():
-    """As Kafka's own consumer takes it."""
+    """A pattern has to match the whole name, as in Kafka's own consumer."""
     subscription = Subscription(pattern="ord")
     assert subscription.accepts("ord")
     assert not subscription.accepts("orders")
@@ -239,13 +239,13 @@ def test_topics_that_cannot_be_read(options, match):
     ],
 )
 def test_wrong_option_is_named(options, match):
-    """With what it takes, or the option that may be meant."""
+    """The error of a wrong option names the option, and its values or the option that may be meant."""
     refused(match, subscribe="orders", **options)
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
 def test_stream_has_no_end(name):
-    """As with the Kafka source."""
+    """An end is refused for a stream, as with the Kafka source."""
     refused(f"{name}: a streaming query has no end", is_streaming=True, subscribe="orders", **{name: "1"})
 
 
@@ -256,7 +256,11 @@ def test_limits_of_a_stream_may_not_contradict_each_other():
 
 
 def test_options_of_a_client_have_no_effect(warnings):
-    """After a change of only the format's name, the error names the options that are not read any more."""
+    """
+    Options of a Kafka client have no effect, and the warning names them.
+
+    Some users change only the format.
+    """
     parsed(
         **{"kafka.bootstrap.servers": "b:9092", "fetchOffset.numRetries": "3", "maxOffsetsPerTrigger": "1"}
     )
@@ -304,7 +308,7 @@ def test_wrong_columns_are_named(options, match):
 
 
 def test_every_option_is_documented():
-    """On the page for users; what is not an option of its own there is another spelling."""
+    """Each option is on the page for users, apart from two that are other spellings."""
     page = (Path(__file__).parents[4] / "docs" / "spark.md").read_text()
     names = {*KNOWN, *STORE_OPTIONS} - {"path", "isolation.level"}
     assert sorted(name for name in names if f"`{name}`" not in page) == []

@@ -95,7 +95,7 @@ def test_tasks_together_are_the_spans(spans, task_bytes, tasks_min, records_max)
     tasks_min=st.none() | st.integers(1, 40),
 )
 def test_tasks_are_of_one_size(sizes, tasks_min):
-    """None takes much longer than its share, where segments have offsets enough to be cut."""
+    """A task takes little longer than its share, if segments have offsets enough to be cut."""
     spans = [span(number * 10**6, 10**6, size) for number, size in enumerate(sizes)]
     tasks = plan_tasks(spans, task_bytes=64 * MIB, tasks_min=tasks_min)
 
@@ -113,7 +113,7 @@ def test_small_segments_share_a_task():
 
 
 def test_large_segment_is_cut():
-    """At offsets, as if its bytes were spread evenly."""
+    """A large segment is cut at offsets, as if its bytes were spread evenly over them."""
     (whole,) = row(1, offsets=1000, size_bytes=256 * MIB)
     tasks = plan_tasks([whole], task_bytes=64 * MIB)
     assert [[(one.from_offset, one.next_offset) for one in task] for task in tasks] == [
@@ -138,7 +138,7 @@ def test_nothing_is_no_task():
 
 @pytest.mark.parametrize("tasks_min", [2, 7, 50])
 def test_more_tasks_may_be_asked_for(tasks_min):
-    """However little there is to read."""
+    """A plan has as many tasks as asked for, however little there is to read."""
     assert len(plan_tasks(row(1), task_bytes=64 * MIB, tasks_min=tasks_min)) == tasks_min
 
 
@@ -154,7 +154,7 @@ def test_cut_near_the_end_of_a_segment_is_not_made():
 
 
 def test_tasks_of_records_end_where_the_limit_is():
-    """Over the ends of segments, too."""
+    """A task ends at its limit of records, also across segments."""
     tasks = plan_tasks(row(2, offsets=100), task_bytes=64 * MIB, task_records_max=70)
     assert [[one.offsets for one in task] for task in tasks] == [[70], [30, 40], [60]]
 
@@ -166,7 +166,7 @@ def test_tasks_of_an_enormous_archive_are_larger():
 
 
 def test_part_of_a_segment_has_part_of_its_bytes():
-    """As if they were spread evenly over the offsets."""
+    """A part of a segment has its share of the bytes, as if they were spread evenly over the offsets."""
     head, rest = span(100, 10, 1000).cut(3)
     assert (head.from_offset, head.next_offset, head.size_bytes) == (100, 103, 300)
     assert (rest.from_offset, rest.next_offset, rest.size_bytes) == (103, 110, 700)

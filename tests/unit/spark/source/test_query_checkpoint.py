@@ -1,4 +1,4 @@
-"""Where a query on the archive ended, for the query on the broker that goes on."""
+"""The offsets at which a query on the archive ended, for the query on the broker that goes on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(checkpoint, batch, *offsets, has_ended=True):
 
 
 def test_offsets_are_those_after_the_last_batch(checkpoint):
-    """In the form of startingOffsets of Spark's Kafka source, and nothing more."""
+    """The offsets have the form of `startingOffsets` of Spark's Kafka source, and nothing more."""
     assert ended_at(checkpoint) == {"orders": {"0": 23, "2": 42}}
 
 
@@ -43,7 +43,7 @@ def test_partitions_of_which_nothing_is_archived_begin_at_their_earliest_offset(
 
 
 def test_batch_that_has_not_ended_is_an_error(checkpoint):
-    """Its records may be in the sink or not: only the query itself can tell."""
+    """The batch's records may be in the sink or not, and only the query itself can tell."""
     write(checkpoint, 11, OFFSET, has_ended=False)
     with pytest.raises(TieringError, match=r"batch 11 .* has not ended.*availableNow"):
         ended_at(checkpoint)
@@ -57,7 +57,7 @@ def test_batch_that_has_not_ended_is_an_error(checkpoint):
     ],
 )
 def test_other_queries_are_refused(checkpoint, offsets, told):
-    """It says what the query has."""
+    """The error names the sources of the query."""
     write(checkpoint, 11, *offsets)
     with pytest.raises(TieringError, match=told):
         ended_at(checkpoint)
@@ -77,7 +77,7 @@ def test_files_of_another_version_are_refused(checkpoint):
 
 
 def test_directory_without_a_checkpoint(tmp_path):
-    """Of whatever kind it is."""
+    """A directory without a checkpoint is refused, whether it has an `offsets` directory or not."""
     with pytest.raises(LocalFileError, match="checkpoint cannot be read"):
         ended_at(tmp_path)
     (tmp_path / "offsets").mkdir()
@@ -86,7 +86,7 @@ def test_directory_without_a_checkpoint(tmp_path):
 
 
 def test_command_prints_the_offsets(checkpoint):
-    """As one line, for a script."""
+    """The command prints the offsets as one line, for a script."""
     assert invoked("spark", "offsets", str(checkpoint), "--partitions", "3").output == (
         '{"orders": {"0": 23, "1": -2, "2": 42}}\n'
     )

@@ -1,4 +1,4 @@
-"""Where the archive is, from options and files: what is understood, what is refused, what stays secret."""
+"""The place of the archive, from options and files: what is accepted, what is refused, what is secret."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config_of(**options):
     ],
 )
 def test_path_is_a_bucket_and_a_prefix(path, wanted):
-    """Under the schemes that users of Spark know."""
+    """A path gives bucket and prefix under the schemes that users of Spark know."""
     config = config_of(path=path, **KEYS)
     assert (config.backend, config.cloud_storage_bucket, config.cloud_storage_prefix) == wanted
 
@@ -87,7 +87,7 @@ def test_no_credential_is_shown(name, place):
 
 
 def test_path_is_a_directory(tmp_path):
-    """As the file store has it."""
+    """A `file` URL gives the root directory of the file store."""
     config = config_of(path=f"file://{tmp_path}")
     assert (config.backend, config.cloud_storage_file_root) == ("file", tmp_path)
 
@@ -100,7 +100,7 @@ def test_path_is_a_directory(tmp_path):
     ],
 )
 def test_endpoint_is_a_url(endpoint, url):
-    """It says the host, the port and whether TLS is spoken."""
+    """An endpoint's URL gives the host, the port, and whether TLS is spoken."""
     assert config_of(path="s3://my-bucket", endpoint=endpoint, **KEYS).endpoint_url == url
 
 
@@ -245,7 +245,7 @@ def test_text_that_is_no_configuration(tmp_path):
 
 
 def test_secrets_are_not_shown():
-    """Neither what was read nor what is wrong with it repeats a value."""
+    """The settings and their errors repeat no secret value."""
     settings = read_settings({"path": "s3://my-bucket", **KEYS})
     assert "sEcReT" not in repr(settings)
     assert "AKIA" not in repr(settings)

@@ -21,7 +21,7 @@ from tieringd.spark.source.segment_spans import UNTOLD, holes_between, losses_in
     ],
 )
 def test_holes_are_what_no_span_holds(spans, holes):
-    """Before the first one, between them, and after the last."""
+    """Holes are the offsets that no span holds: before the first span, between spans, and after the last."""
     segments = [remote(begin, end - 1) for begin, end in spans]
     found = [Stretch(PARTITION, SegmentTable.of(segments[at : at + 2]), 0, 30) for at in range(0, 3, 2)]
     assert holes_between(found, 0, 30) == holes

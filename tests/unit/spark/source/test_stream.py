@@ -102,7 +102,7 @@ def test_stream_reads_what_is_archived_and_what_is_archived_next(archive):
 
 
 def test_stream_begins_at_the_end_unless_told_otherwise(archive):
-    """As the Kafka source does."""
+    """A stream begins at the end by default, as the Kafka source does."""
     writer = archive.filled()
     query = Query(archive, startingOffsets="latest")
     assert query.steps() == []
@@ -113,7 +113,7 @@ def test_stream_begins_at_the_end_unless_told_otherwise(archive):
 
 
 def test_stream_begins_at_an_offset_or_a_time(archive):
-    """In all forms that a batch takes."""
+    """A stream begins at an offset or a time, in all forms that a batch takes."""
     writer = archive.filled()
     query = Query(archive, startingOffsets='{"orders": {"0": 30}}')
     assert query.steps() == [6]
@@ -139,13 +139,13 @@ def test_trigger_takes_no_more_than_its_limit(archive):
 
 
 def test_limit_is_left_out_when_spark_wants_all(archive):
-    """With the trigger once."""
+    """The limit of a trigger does not apply if Spark asks for all records, as with the trigger `once`."""
     archive.filled()
     assert Query(archive, maxOffsetsPerTrigger="12").steps(limit=ReadAllAvailable()) == [36]
 
 
 def test_trigger_waits_for_as_much_as_it_is_worth(archive):
-    """Not the first one, and not for longer than it may."""
+    """A trigger waits for the least number of offsets. The first trigger does not wait."""
     writer = archive.filled()
     query = Query(archive, minOffsetsPerTrigger="10", maxTriggerDelay="1h")
     assert query.reader.getDefaultReadLimit() == ReadMinRows(10)
@@ -160,7 +160,7 @@ def test_trigger_waits_for_as_much_as_it_is_worth(archive):
 
 
 def test_little_is_read_in_the_end(archive):
-    """After the longest delay, however little it is."""
+    """A few records are read after the longest delay, however few they are."""
     writer = archive.filled()
     query = Query(archive, minOffsetsPerTrigger="10", maxOffsetsPerTrigger="20", maxTriggerDelay="1ms")
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(20)
@@ -171,7 +171,7 @@ def test_little_is_read_in_the_end(archive):
 
 
 def test_little_is_read_at_once_when_nothing_more_will_come(archive):
-    """With the trigger availableNow there is no waiting."""
+    """The trigger `availableNow` does not wait for the least number of offsets."""
     archive.filled()
     query = Query(archive, minOffsetsPerTrigger="10", maxOffsetsPerTrigger="30", maxTriggerDelay="1h")
     query.restart(available_now=True)
@@ -179,7 +179,11 @@ def test_little_is_read_at_once_when_nothing_more_will_come(archive):
 
 
 def test_available_now_ends(archive):
-    """With what was there when it began; the next one goes on from there."""
+    """
+    A query with `availableNow` ends with what was there when it began.
+
+    The next query goes on from there.
+    """
     writer = archive.filled()
     query = Query(archive, maxOffsetsPerTrigger="30")
     query.restart(available_now=True)
@@ -194,7 +198,7 @@ def test_available_now_ends(archive):
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_first_batch_is_the_same_after_a_crash(archive, start):
-    """Although a query that begins now would begin elsewhere."""
+    """The first batch is repeated after a crash, although a new query would begin elsewhere."""
     writer = archive.filled()
     query = Query(archive, startingOffsets=start)
     if start == "latest":
@@ -210,7 +214,7 @@ def test_first_batch_is_the_same_after_a_crash(archive, start):
 
 
 def test_new_partition_is_read_from_its_beginning(archive):
-    """Also by a batch that is done again."""
+    """A new partition is read from its beginning, even by a batch that is done again."""
     first = archive.filled(partition=0)
     query = Query(archive)
     query.steps()
@@ -223,7 +227,7 @@ def test_new_partition_is_read_from_its_beginning(archive):
 
 
 def test_new_topic_of_a_pattern_is_read_from_its_beginning(archive):
-    """As soon as anything of it is archived."""
+    """A new topic that matches the pattern is read from its beginning once something of it is archived."""
     first = archive.filled("orders")
     query = Query(archive, subscribePattern="orders.*")
     query.steps()
@@ -233,7 +237,7 @@ def test_new_topic_of_a_pattern_is_read_from_its_beginning(archive):
 
 
 def test_slow_stream_that_retention_overtakes(archive, warnings):
-    """It is an error that names the offsets; or it goes on with the first there is."""
+    """The stream ends with an error that names the offsets, or goes on with the first that there are."""
     writer = archive.filled()
     strict = Query(archive, maxOffsetsPerTrigger="6")
     lenient = Query(archive, maxOffsetsPerTrigger="6", failOnDataLoss="false")
@@ -249,7 +253,7 @@ def test_slow_stream_that_retention_overtakes(archive, warnings):
 
 
 def test_gap_is_an_error_or_is_read_across(archive, warnings):
-    """As for a batch."""
+    """A gap is an error or is read across, as in a batch query."""
     writer = archive.filled(segments=1)
     archive.lose(writer, b"x", b"y")
     writer.closed_segment(b"after")
@@ -263,7 +267,7 @@ def test_gap_is_an_error_or_is_read_across(archive, warnings):
 
 
 def test_topic_that_was_created_again(archive, warnings):
-    """It is another topic: nothing of it is taken for what came after the old one's records."""
+    """A topic created again is another topic: none of its records continues the old one's."""
     archive.filled()
     strict, lenient = Query(archive), Query(archive, failOnDataLoss="false")
     for query in (strict, lenient):
@@ -294,7 +298,7 @@ def test_topic_that_was_created_again_before_a_batch_was_read(archive):
 
 
 def test_latest_offset_is_reported(archive):
-    """For the query's progress, in the Kafka source's form."""
+    """The latest offset is reported in the Kafka source's form, for the query's progress."""
     archive.filled()
     query = Query(archive, maxOffsetsPerTrigger="6")
     assert query.reader.reportLatestOffset() is None
@@ -348,7 +352,7 @@ AHEAD = '{"orders": {"0": 40, "1": -2}}'
 
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_stream_may_begin_ahead_of_the_archive(archive, fails):
-    """It reads nothing before its start and all from there on, whatever restarts meanwhile."""
+    """Such a stream reads nothing before its start, and all from there on, whatever restarts meanwhile."""
     writer, other = archive.filled(), archive.filled(partition=1, segments=1)
     query = Query(archive, startingOffsets=AHEAD, failOnDataLoss=fails)
     assert query.steps() == [12]
@@ -373,7 +377,7 @@ def test_stream_may_begin_ahead_of_the_archive(archive, fails):
 
 
 def test_stream_may_begin_in_a_partition_that_is_not_archived_yet(archive):
-    """What is archived before its start is not read."""
+    """Records that are archived before the start of the stream are not read."""
     archive.filled(partition=1, segments=1)
     query = Query(archive, startingOffsets=AHEAD)
     assert query.steps() == [12]

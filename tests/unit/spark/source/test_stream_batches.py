@@ -48,13 +48,13 @@ def step(start, found, *, rule=STRICT, until=None):
 
 
 def test_batch_goes_on_to_the_end_of_the_archive():
-    """From where the one before it ended."""
+    """A batch goes from the end of the one before it to the end of the archive."""
     start = StreamOffsets({A0: 10, A1: 20}, IDS)
     assert step(start, archived((A0, 0, 30), (A1, 0, 20))) == StreamOffsets({A0: 30, A1: 20}, IDS)
 
 
 def test_first_batch_says_where_it_began():
-    """It may be done again by a reader that would begin elsewhere by then."""
+    """The batch may be repeated by a reader that would begin elsewhere by then."""
     start = StreamOffsets({A0: 10}, IDS, is_initial=True)
     assert step(start, archived((A0, 0, 30))) == StreamOffsets({A0: 30}, IDS, begins={A0: 10})
 
@@ -69,19 +69,19 @@ def test_new_partition_begins_at_its_earliest_offset():
 
 
 def test_new_partition_without_records_waits():
-    """It would be a batch of nothing."""
+    """A batch of such a partition would be empty."""
     start = StreamOffsets({A0: 10}, IDS)
     assert step(start, archived((A0, 0, 12), (A1, 0, 0), (B0, 3, 3))) == StreamOffsets({A0: 12}, IDS)
 
 
 def test_partition_that_is_not_archived_yet_is_waited_for():
-    """It may have been given an offset to begin at."""
+    """The user may have given such a partition an offset to begin at."""
     start = StreamOffsets({A0: 10, A1: 5}, IDS)
     assert step(start, archived((A0, 0, 12), unarchived=[A1])) == StreamOffsets({A0: 12, A1: 5}, IDS)
 
 
 def test_nothing_is_read_past_what_was_there_at_the_start():
-    """With the trigger availableNow: neither later records nor later partitions."""
+    """The trigger `availableNow` reads neither records nor partitions that came after the query's start."""
     start = StreamOffsets({A0: 10}, IDS)
     found = archived((A0, 0, 40), (A1, 0, 5))
     assert step(start, found, until={A0: 30}) == StreamOffsets({A0: 30}, IDS)
@@ -112,7 +112,7 @@ def test_nothing_is_read_past_what_was_there_at_the_start():
     ],
 )
 def test_archive_that_is_not_what_it_was(warnings, found, reason, end):
-    """It is an error; when records may be missing, the stream goes on with what there is."""
+    """A changed archive is an error. The stream goes on with what there is if records may be missing."""
     start = StreamOffsets({A0: 10}, IDS)
     with pytest.raises(DataLossError, match=reason):
         step(start, found)
@@ -121,7 +121,11 @@ def test_archive_that_is_not_what_it_was(warnings, found, reason, end):
 
 
 def test_limit_is_shared_by_what_waits():
-    """As in the Kafka source: in proportion, and one offset at the least."""
+    """
+    Partitions share the limit in proportion to what waits, with one offset each at the least.
+
+    The Kafka source does the same.
+    """
     ends, waiting = {A0: 100, A1: 1030, B0: 7}, {A0: 90, A1: 30, B0: 1}
     assert limited(ends, waiting, 40) == {A0: 39, A1: 1009, B0: 7}
     assert limited(ends, waiting, 121) == ends
@@ -163,13 +167,17 @@ def test_limited_batches_reach_the_end(waiting, max_offsets):
     is_initial=st.booleans(),
 )
 def test_checkpoint_holds_everything(offsets, begins, awaited, is_initial):
-    """What is read back is what was written, whatever the order of a dictionary."""
+    """A checkpoint is read as it was written, whatever the order of a dictionary."""
     found = StreamOffsets(offsets, {one.topic: "id" for one in offsets}, begins, awaited, is_initial)
     assert StreamOffsets.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 def test_checkpoint_is_read_as_the_kafka_source_writes_it():
-    """By topic and partition, with what is more under names that no topic has."""
+    """
+    A checkpoint has offsets by topic and partition, as the Kafka source writes them.
+
+    What is more stands under names that no topic can have.
+    """
     found = StreamOffsets({A1: 2, A0: 1, B0: 3}, IDS | {"b": "x"})
     assert json.dumps(found.to_json()) == (
         '{"a": {"0": 1, "1": 2}, "b": {"0": 3}, "@topicIds": {"a": "id-a", "b": "x"}}'

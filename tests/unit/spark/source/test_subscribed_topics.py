@@ -40,7 +40,7 @@ def three_topics(archive):
     ],
 )
 def test_subscription_is_found(bucket, three_topics, subscription, found):
-    """By name, by pattern, or partition by partition."""
+    """A subscription by names, by a pattern or by partitions gives the partitions that exist."""
     assert names_of(SubscriptionTopics(bucket, subscription).existing()) == found.split()
 
 
@@ -67,7 +67,7 @@ def test_what_is_named_has_to_be_there(bucket, three_topics, subscription, match
 
 
 def test_pattern_of_nothing_is_told(bucket, three_topics, warnings):
-    """It may be meant for topics to come."""
+    """The pattern may be meant for topics to come, so it is only a warning."""
     SubscriptionTopics(bucket, Subscription(pattern="nothing")).existing()
     assert warnings.of("no archived topic has such a name") == [{"subscribePattern": "nothing"}]
 
@@ -121,7 +121,7 @@ def test_clusters_that_share_a_bucket_are_told_apart(archive, bucket):
 
 
 def test_topic_that_was_moved_is_told(archive, bucket, warnings):
-    """What was archived since is in another bucket."""
+    """Records archived since are in another bucket."""
     writer = archive.filled("orders")
     archive.move(writer, "s3://other")
     topics = SubscriptionTopics(bucket, Subscription(topics=("orders",)))

@@ -70,7 +70,7 @@ def writer(archive):
 @pytest.mark.parametrize("read_committed", [False, True])
 @pytest.mark.parametrize("tasks", [1, 3, 20, 500])
 def test_tasks_read_every_record_once(bucket, archive, writer, tasks, read_committed):
-    """However many they are, in either isolation level."""
+    """Tasks read every record once, however many tasks there are, in either isolation level."""
     reading = Reading(bucket, archive, writer, tasks=tasks, read_committed=read_committed)
     assert abs(len(reading.tasks) - min(tasks, writer.next_offset)) <= 1
     assert reading.records() == written(writer, read_committed=read_committed)
@@ -78,13 +78,13 @@ def test_tasks_read_every_record_once(bucket, archive, writer, tasks, read_commi
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 1), (5, 9), (26, 29), (40, 104), (104, 104)])
 def test_range_is_read_exactly(bucket, archive, writer, begin, end):
-    """Also where it begins and ends inside a batch."""
+    """A range is read exactly, even if it begins and ends inside a batch."""
     reading = Reading(bucket, archive, writer, from_offset=begin, next_offset=end)
     assert reading.records() == written(writer, from_offset=begin, next_offset=end)
 
 
 def test_spilled_segments_are_read(bucket, archive, writer):
-    """Their manifests are loaded when a range needs them."""
+    """The spillover manifests are loaded when a range needs them."""
     archive.spill(writer, 2)
     reading = Reading(bucket, archive, writer, from_offset=20)
     assert reading.records() == written(writer, from_offset=20)
@@ -103,7 +103,7 @@ class Counting(ArchiveReader):
 
 
 def test_part_of_a_segment_is_read_from_its_index_entry(bucket, archive):
-    """Not from the segment's beginning, and not to its end; together the parts are the segment."""
+    """A part of a segment is read from its index entry to its end. All parts together are the segment."""
     writer = archive.writer()
     for number in range(200):
         writer.append(b"%d" % number * 2000, b"b" * 2000)
@@ -122,7 +122,7 @@ def test_part_of_a_segment_is_read_from_its_index_entry(bucket, archive):
 
 
 def test_columns_are_those_that_are_asked_for(bucket, archive, writer):
-    """In their order, and no other."""
+    """A batch has the columns that were asked for, in their order, and no other."""
     reading = Reading(bucket, archive, writer, columns=("timestampType", "topic", "partition"))
     (batch, *_) = reading.batches()
     assert batch.schema.names == ["timestampType", "topic", "partition"]
@@ -164,7 +164,7 @@ def test_segment_that_goes_while_it_is_read(bucket, archive, writer, after_runs)
 
 
 def test_offsets_that_expire_meanwhile_are_an_error(bucket, archive, writer):
-    """They are named: they were asked for when there were still there."""
+    """The error names the offsets, which were there when they were asked for."""
     reading = Reading(bucket, archive, writer, from_offset=10)
     archive.expire(writer, 2)
     first = archive.manifest(writer).start_offset
@@ -236,7 +236,7 @@ def test_object_that_is_missing_for_no_reason(bucket, archive, writer, suffix):
 
 
 def test_recorded_gap_is_an_error(bucket, archive, writer):
-    """It is named with its reason, when the plan is made."""
+    """The error names the gap with its reason, when the plan is made."""
     archive.lose(writer, b"x", b"y")
     gone = writer.next_offset
     with pytest.raises(
@@ -249,7 +249,7 @@ def test_recorded_gap_is_an_error(bucket, archive, writer):
 
 
 def test_recorded_gap_may_be_read_across(bucket, archive, writer, warnings):
-    """What is on both sides is read, and the gap told as far as it was asked for."""
+    """Records on both sides are read, and the gap is reported as far as it was asked for."""
     begin = writer.next_offset
     archive.lose(writer, b"x", b"y", b"z")
     writer.closed_segment(b"after")
@@ -267,14 +267,14 @@ def damage(path, position, data=b"\xff\xff\xff\xff"):
 
 
 def test_corrupt_batch_is_an_error(bucket, archive, writer):
-    """With the object and the position, so that an operator can look."""
+    """The error of a corrupt batch names the object, the position and the offset for an operator."""
     damage(archive.object_of(writer, 0), 62)
     with pytest.raises(CorruptDataError, match=r"CRC .*\(in .*\.log, position 0, offset 0\)"):
         Reading(bucket, archive, writer).records()
 
 
 def test_corrupt_batch_may_be_passed_over(bucket, archive, writer, warnings):
-    """Its records are missing, those of all other batches are there, and a warning says where it was."""
+    """The batch's records are missing, those of other batches are there, and a warning names the place."""
     damage(archive.object_of(writer, 0), 62)
     assert Reading(bucket, archive, writer, skip_corrupt=True).records() == written(writer, from_offset=1)
     (told,) = warnings.of("corrupt batch passed over")
@@ -282,7 +282,11 @@ def test_corrupt_batch_may_be_passed_over(bucket, archive, writer, warnings):
 
 
 def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer):
-    """Where a segment goes after that, reading goes on behind the last sound batch of the run."""
+    """
+    A read resumes behind the last sound batch of a run, even if a corrupt batch came before that one.
+
+    The reader asks for the rest when the segment was replaced meanwhile.
+    """
     data = bytearray(archive.object_of(writer, 0).read_bytes())
     second = LENGTH_STARTS_AT + int.from_bytes(data[8:12], "big")
     next_offset = archive.manifest(writer).segments[0].next_offset
@@ -292,7 +296,7 @@ def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer)
 
 
 def test_bytes_that_are_no_batches_may_be_passed_over(bucket, archive, writer, warnings):
-    """Where a length is wrong, the rest of that part of the object is missing; other segments are read."""
+    """A wrong length loses the rest of that part of the object. Other segments are read."""
     damage(archive.object_of(writer, 1), 8, b"\x00\x0f\xff\xff")
     following = archive.manifest(writer).segments[2].base_offset
     first = archive.manifest(writer).segments[1].base_offset
@@ -336,7 +340,7 @@ INDEX = SegmentIndex(
     ],
 )
 def test_range_of_offsets_is_a_range_of_bytes(begin, end, positions):
-    """From the entry at or before its first offset to the one at or after its end."""
+    """A range of bytes goes from the entry at or before the first offset to the one at or after the end."""
     assert (floor_position(INDEX, begin), ceiling_position(INDEX, end)) == positions
 
 

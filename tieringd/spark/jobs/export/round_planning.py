@@ -45,7 +45,7 @@ class Round:
     portions: tuple[Portion, ...]
     lost: tuple[LostOffsets, ...] = ()
     passed: Mapping[int, int] = field(default_factory=dict)
-    """For partitions that lost everything there was to export: the offset at which their export continues."""
+    """The offset at which the export of each partition goes on that lost everything there was to export."""
 
 
 def next_round(

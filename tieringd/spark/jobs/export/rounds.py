@@ -54,7 +54,7 @@ class TopicOutcome:
     place: str = ""
     """The place of the export, for people; empty if the archive could not be read."""
     begun_at: dict[int, int] = field(default_factory=dict)
-    """By partition, the first offset that was not exported before the run; only of begun exports."""
+    """The first offset, by partition, that was not exported before the run; only of begun exports."""
     reached: dict[int, int] = field(default_factory=dict)
     written: list[WrittenFiles] = field(default_factory=list)
     lost: list[LostOffsets] = field(default_factory=list)

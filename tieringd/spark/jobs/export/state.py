@@ -56,7 +56,7 @@ class ExportState:
     topic: TopicKey
     isolation: Isolation
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """For each partition of the topic the first offset that is not exported; 0 if nothing ever was."""
+    """The first offset of each partition that is not exported; 0 if nothing ever was."""
     run_id: str = ""
     """The run that made the last commit."""
     committed_at_ms: int = 0

@@ -1,4 +1,4 @@
-"""Secrets of a catalogue: whatever it says in its errors, ours do not tell them."""
+"""Secrets of a catalogue: our errors never have them, whatever the catalogue's own errors say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRETS = {"s3.secret-access-key": "hunter2", "token": "it's\\me", "uri": "sql:/
     ],
 )
 def test_secrets_are_hidden_however_they_are_written(text, told):
-    """As they are, as Python shows them, and as a URL has them."""
+    """A secret is hidden as it is written, as Python shows it, and as it stands in a URL."""
     assert without_secrets(text, SECRETS) == told
 
 
@@ -57,7 +57,7 @@ def test_parts_of_secrets_are_hidden(properties, text, told):
 
 
 def test_secrets_may_be_in_properties_of_properties():
-    """As in the file of pyiceberg's configuration."""
+    """Secrets are hidden in nested properties, as pyiceberg's configuration file has them."""
     properties = {"auth": {"type": "oauth2", "oauth2": {"client_secret": "hunter2", "port": 80}}}
     assert without_secrets("80: hunter2 was refused", properties) == "80: *** was refused"
 
@@ -111,6 +111,6 @@ class Telling:
 
 
 def test_catalogue_that_fails_tells_no_secret():
-    """Of whatever kind its error is."""
+    """An error of a catalogue names no secret, whatever kind of error it is."""
     with pytest.raises(StorageUnavailable, match=r"OSError\('\*\*\* is not the password'\)"):
         IcebergTable(Telling(), ("redpanda", "orders")).opened("hour")

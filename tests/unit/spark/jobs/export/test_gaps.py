@@ -53,7 +53,7 @@ async def test_gap_stops_the_export_before_anything_is_written(logs, directory):
 
 
 async def test_first_export_begins_where_the_archive_does(logs, directory):
-    """What expired before does not count as lost."""
+    """Offsets that expired before do not count as lost."""
     await logs.fill(3)
     await logs.edit(lambda manifest: manifest.expired(1, now_ms=1))
 
@@ -65,7 +65,7 @@ async def test_first_export_begins_where_the_archive_does(logs, directory):
 
 @pytest.mark.parametrize("expired", [2, 4])
 async def test_what_expired_before_it_was_exported_is_missed(logs, directory, expired):
-    """Also where nothing is left at all."""
+    """Expired offsets are missed, even if nothing is left at all."""
     await logs.fill(1)
     exported(logs, directory.topic())
     await logs.fill(3)
@@ -123,7 +123,7 @@ async def test_partition_that_was_empty_at_the_first_run_is_missed_when_it_expir
 
 
 async def test_topic_that_is_empty_at_the_first_run_is_begun_all_the_same(tmp_path, directory):
-    """What comes and expires until the second run was to be exported."""
+    """Records that come and expire before the second run count as lost."""
     logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
     await logs.archive()
 
@@ -208,7 +208,7 @@ class Outrun:
 
 
 async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, directory):
-    """Each is told by one of them."""
+    """The run that did the round reports its loss, and the other run does not."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
     others = []
@@ -224,7 +224,7 @@ async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, director
 
 
 async def test_loss_of_a_round_that_a_killed_run_began_is_told_by_the_run_that_ends_it(logs, directory):
-    """The killed one had no time for it; what is lost after that round is told with the next one."""
+    """The killed run had no time to report it. A loss after that round is reported with the next one."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 
@@ -255,7 +255,7 @@ async def test_what_expires_while_it_is_exported_is_told(logs, directory):
 
 
 async def test_gap_that_expires_while_it_is_exported_is_told_once(logs, directory):
-    """It was seen when the round was planned."""
+    """The gap was seen when the round was planned."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 

@@ -58,7 +58,7 @@ def state_of(properties):
 
 
 async def test_table_has_the_layout_of_a_redpanda_topic(logs, catalog, make_topic):
-    """Its columns, their order and types, and hours under the name that Redpanda gives them."""
+    """A table has Redpanda's columns, their order and types, and hours under the name that Redpanda gives."""
     await logs.fill()
 
     outcome = exported(logs, make_topic())
@@ -86,7 +86,7 @@ async def test_table_has_the_layout_of_a_redpanda_topic(logs, catalog, make_topi
 
 
 async def test_offsets_are_in_the_snapshot_and_in_the_table(logs, catalog, make_topic):
-    """Of one commit with the files."""
+    """The snapshot that adds the files has the offsets, and the table's properties have the same."""
     await logs.fill()
 
     exported(logs, make_topic())
@@ -115,7 +115,7 @@ async def test_second_run_appends_only_what_is_new(logs, catalog, make_topic):
 
 
 async def test_killed_run_leaves_the_table_as_it_was(logs, catalog, make_topic):
-    """Its files are named by nothing, and the next run writes its own."""
+    """The killed run's files are named by nothing, and the next run writes its own."""
     await logs.fill()
     exported(logs, make_topic())
     before = seen(catalog)
@@ -158,7 +158,7 @@ async def test_files_are_found_by_hour_and_offset(logs, catalog, make_topic):
 
 @pytest.mark.parametrize("partition_by", ["none", "day"])
 async def test_new_table_is_partitioned_as_asked_for(logs, catalog, make_topic, partition_by):
-    """Not at all, or by day."""
+    """A new table has no partitions or one for each day, as asked for."""
     await logs.fill()
 
     exported(logs, make_topic(partition_by))
@@ -185,7 +185,7 @@ async def test_table_that_exists_stays_partitioned_as_it_is(logs, catalog, make_
 
 
 async def test_table_with_more_columns_takes_rows_without_them(logs, catalog, make_topic):
-    """As long as they may be null; columns are known by their ids, in whatever order they are."""
+    """A table may have more columns if they are nullable. Columns are known by their ids, in any order."""
     await logs.fill()
     redpanda, value = SCHEMA.fields
     fields = redpanda.field_type.fields
@@ -314,7 +314,7 @@ class Between:
 
 
 async def test_run_that_another_overtakes_at_its_commit_appends_nothing_twice(logs, catalog, make_topic):
-    """What pyiceberg would do by itself: append the same files on top."""
+    """The same files are not appended on top, as pyiceberg would do by itself."""
     await logs.fill()
     meanwhile = []
     between = Between(catalog, lambda: meanwhile.append(exported(logs, make_topic())))
@@ -342,7 +342,7 @@ class Crowded:
 
 
 async def test_runs_may_begin_at_once(logs, catalog, make_topic):
-    """The namespace that another one makes is as good; without one the catalogue's error is told."""
+    """The namespace that another run makes is as good. Without one, the catalogue's error is raised."""
     await logs.fill()
 
     with pytest.raises(StorageUnavailable, match="UNIQUE constraint failed"):
@@ -400,7 +400,7 @@ async def test_commit_that_others_never_let_through_is_an_error_that_appends_not
     ids=["unknown", "transport", "repeated by the transport"],
 )
 async def test_commit_whose_answer_is_lost_is_known_again(logs, catalog, make_topic, error):
-    """It took effect, so nothing is appended another time, and the table can be read."""
+    """The commit took effect, so nothing is appended another time, and the table can be read."""
     await logs.fill()
 
     outcome = exported(logs, make_topic(within=Between(catalog, lambda: None, after=error)))
@@ -411,7 +411,7 @@ async def test_commit_whose_answer_is_lost_is_known_again(logs, catalog, make_to
 
 
 async def test_commit_without_an_answer_that_took_no_effect_is_an_error(logs, catalog, make_topic):
-    """Whether it will take effect later is not known; should it not, the next run does the same again."""
+    """The commit may still take effect later. If it does not, the next run does the same again."""
     await logs.fill()
 
     def fail():
@@ -462,7 +462,7 @@ async def test_table_that_was_rolled_back_is_exported_to_from_where_it_was_then(
 async def test_table_that_was_rolled_back_to_what_tells_no_offsets_is_refused(
     logs, catalog, make_topic, is_compacted_again
 ):
-    """The table's property tells of an export that its rows are not there of any more."""
+    """The table's property is of an export whose rows the table does not have any more."""
     await logs.fill()
     exported(logs, make_topic())
     compact(catalog)
@@ -484,7 +484,11 @@ async def test_table_that_was_rolled_back_to_what_tells_no_offsets_is_refused(
 
 
 async def test_number_that_someone_has_changed_is_told_with_a_way_out(logs, catalog, make_topic):
-    """Where only the table's properties tell how far the export is."""
+    """
+    The error of a changed sequence number says which property to remove. Then the export goes on.
+
+    Only the table's properties tell how far the export is here: the snapshots are gone.
+    """
     await logs.fill()
     exported(logs, make_topic())
     compact(catalog)
@@ -563,7 +567,7 @@ async def test_rows_are_what_spark_and_others_expect_of_types(logs, catalog, mak
 
 
 def test_catalogue_that_cannot_be_opened_is_a_matter_of_configuration(logs):
-    """Before anything is read or written."""
+    """The error for such a catalogue comes before anything is read or written."""
     target = IcebergTarget("test", {"type": "sql"})
 
     with (
@@ -574,7 +578,11 @@ def test_catalogue_that_cannot_be_opened_is_a_matter_of_configuration(logs):
 
 
 def test_dots_of_a_topic_s_name_may_be_replaced(logs, tmp_path):
-    """For engines that take them for separators; Redpanda leaves them by default, and so do we."""
+    """
+    Dots stay by default, as with Redpanda.
+
+    They may be replaced for engines that take them for separators.
+    """
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}"}
 
     for replacement, name in [(None, "table lake.raw.a.b"), ("_", "table lake.raw.a_b")]:

@@ -126,7 +126,7 @@ def replaced_manifest(*replacements):
 
 
 def test_what_was_replaced_above_what_was_read_is_none_of_it():
-    """It is read later, from the log that has it now."""
+    """Such offsets are read later, from the log that has them now."""
     state = ExportState(topic_key(PARTITION), "read_committed", {NUMBER: 10})
     manifest = replaced_manifest(Replacement(4, 30, 2, 7), Replacement(10, 20, 3, 7))
 
@@ -134,7 +134,7 @@ def test_what_was_replaced_above_what_was_read_is_none_of_it():
 
 
 def test_state_of_an_earlier_release_goes_by_its_time():
-    """It has no pins: what was replaced before its last commit was told by that release."""
+    """The state has no pins: that release has reported replacements before its last commit."""
     state = ExportState(topic_key(PARTITION), "read_committed", {NUMBER: 10}, "run", 7, None)
     text = state.as_json().replace(',"replacements":{},"replaced":[]', "")
     assert parse_state(text, source="test") == state

@@ -162,7 +162,7 @@ async def test_run_that_was_overtaken_goes_on_with_what_is_left(logs, directory)
 
 
 async def test_tasks_done_twice_write_the_same_files(logs, directory):
-    """As Spark does when it thinks that one hangs."""
+    """The same files are written if Spark runs a task twice, as it does when it thinks that one hangs."""
     await logs.fill()
 
     exported(logs, directory.topic(), run=lambda work, portions: in_this_process(work, portions * 2)[2:])
@@ -171,7 +171,7 @@ async def test_tasks_done_twice_write_the_same_files(logs, directory):
 
 
 async def test_failed_round_does_not_count(logs, directory):
-    """What it had written is written again."""
+    """The records of a failed round are written again."""
     await logs.fill()
 
     def run(work, portions):
@@ -195,7 +195,7 @@ async def test_failed_round_does_not_count(logs, directory):
     ],
 )
 async def test_directories_are_as_asked_for(logs, directory, partition_by, parts):
-    """By nothing but the topic, or by hour."""
+    """Files are in a directory for each topic, or for each hour, as asked for."""
     await logs.fill(2)
 
     exported(logs, directory.topic(partition_by=partition_by))
@@ -246,7 +246,7 @@ async def test_offsets_without_records_are_passed(tmp_path, directory):
 
 
 async def test_topic_created_anew_is_an_error_unless_it_is_to_be_appended(tmp_path, logs, directory):
-    """Its offsets begin again, and its files have names of their own."""
+    """The new topic's offsets begin again, and its files have names of their own."""
     await logs.fill()
     exported(logs, directory.topic())
     before = directory.seen()
@@ -266,7 +266,7 @@ async def test_topic_created_anew_is_an_error_unless_it_is_to_be_appended(tmp_pa
 async def test_what_a_killed_run_began_of_a_topic_that_was_created_anew_is_left_alone(
     tmp_path, logs, directory
 ):
-    """It is of the old one, whose archive may be gone."""
+    """The rest of a killed run is of the old topic, whose archive may be gone."""
     await logs.fill()
     dying = Dying(directory.bucket.store, 5, after_effect=True)
     with pytest.raises(Killed):
@@ -283,7 +283,7 @@ async def test_what_a_killed_run_began_of_a_topic_that_was_created_anew_is_left_
 
 
 async def test_target_with_files_and_no_state_is_refused(logs, directory):
-    """It is unknown which records of the archive are in them."""
+    """The records in such files are unknown."""
     await logs.fill()
     exported(logs, directory.topic())
     state = directory.root / "_tieringd" / "orders.json"
@@ -307,7 +307,7 @@ async def test_target_goes_on_as_it_was_begun(logs, directory):
 
 
 async def test_damaged_state_stops_the_export(logs, directory):
-    """It says where it lies."""
+    """The error says where the state lies."""
     await logs.fill()
     exported(logs, directory.topic())
     state = directory.root / "_tieringd" / "orders.json"

@@ -113,7 +113,7 @@ def test_what_the_archive_lacks_is_named():
     ],
 )
 def test_rules_that_are_not_possible_are_refused_by_name(rules, text):
-    """Before anything is read."""
+    """A rule that is not possible is refused by name when it is made, before anything is read."""
     with pytest.raises(ConfigError, match=text):
         ExportRules(**rules)
 
@@ -130,7 +130,11 @@ def test_rules_that_are_not_possible_are_refused_by_name(rules, text):
     ],
 )
 def test_lost_offsets_are_told_once(known, left):
-    """Whatever was told before, in any order; what is of another partition says nothing."""
+    """
+    Lost offsets that were reported before are not reported again.
+
+    Those of another partition count for nothing.
+    """
     lost = LostOffsets(PARTITION, 10, 20, "why")
     other = LostOffsets(OTHER, 0, 100, "why")
     found = without(lost, [other, *(LostOffsets(PARTITION, *one, reason="before") for one in known)])

@@ -58,7 +58,7 @@ async def test_round_is_not_larger_with_more_partitions(rounds):
 
 
 async def test_every_partition_has_its_turn(rounds):
-    """Those with the most left come first, so that none waits for all of another one."""
+    """Partitions with the most left come first, so that none waits for all of another one."""
     found = rounds(portion_bytes=4_200, round_bytes=16_900)
     assert {one.partition.partition for portions in found[:3] for one in portions} == set(
         range(PARTITIONS - 1)
@@ -66,7 +66,7 @@ async def test_every_partition_has_its_turn(rounds):
 
 
 async def test_portion_that_is_larger_than_a_round_is_one(rounds):
-    """It would never be exported otherwise."""
+    """Such a portion would never be exported otherwise."""
     assert {len(portions) for portions in rounds(portion_bytes=4_200, round_bytes=1_000)} == {1}
 
 

@@ -31,7 +31,7 @@ def batch_of(times: list[int], *, first: int = 0) -> pa.RecordBatch:
 
 @given(TIMES, st.integers(1, 4))
 def test_split_gives_each_row_to_its_place_in_order(times, hours_in_a_place):
-    """As looking at each row by itself would."""
+    """The split gives the same as a look at each row by itself."""
     batch = batch_of(times)
     found = {}
 
@@ -57,7 +57,7 @@ def hour_of(micros: int | None) -> int | None:
 
 @given(st.lists(INT64, min_size=1))
 def test_every_hour_has_a_date(times):
-    """Also times long before and after the present."""
+    """An hour long before or after the present has a date too."""
     for hour, micros in zip(hours_of(pa.array(times, pa.timestamp("us"))), times, strict=True):
         assert int(hour) == hour_of(micros)
         assert 1 <= utc(int(hour)).year <= 9999
@@ -100,7 +100,7 @@ class Kept:
     ),
 )
 def test_files_hold_each_row_once_in_order_whatever_the_limits(tmp_path_factory, batches, limits):
-    """Also where there are more places than files may be open."""
+    """Files hold each row once, even if there are more places than files may be open."""
     sink, directory = Kept(), tmp_path_factory.mktemp("files")
     files = RowFiles(sink, directory, limits)
     first = 0
@@ -122,7 +122,7 @@ def test_files_hold_each_row_once_in_order_whatever_the_limits(tmp_path_factory,
 
 
 def test_row_groups_are_as_large_as_they_may_be(tmp_path):
-    """Not as small as the batches that they come in."""
+    """A row group is as large as its limit allows, not as small as the batches that come in."""
     sink = Kept()
     files = RowFiles(sink, tmp_path, Limits(row_group_rows=100))
     for number in range(25):
@@ -144,7 +144,7 @@ def test_memory_is_bounded_over_all_files(tmp_path):
 
 
 def test_files_are_compressed_with_zstd(tmp_path):
-    """Of what repeats, little is left."""
+    """Each column chunk is compressed with zstd."""
     sink = Kept()
     codecs = []
     sink.store = lambda _place, _path, metadata: codecs.append(metadata.row_group(0).column(2).compression)

@@ -24,7 +24,7 @@ def ends_with(errors, *, commits=0):
 
 
 def test_topic_that_cannot_be_exported_does_not_keep_the_others_from_it():
-    """It is a fault of the report."""
+    """The topic is a fault of the report."""
     outcomes = export_each(TOPICS, ends_with({"a": ConfigError("it holds something else")}))
 
     assert [one.topic for one in outcomes] == list(TOPICS)
@@ -45,7 +45,7 @@ def test_store_that_is_away_ends_the_run():
 
 
 def test_one_topic_whose_place_is_away_keeps_no_others_from_it():
-    """As an Iceberg table of which the files cannot be reached."""
+    """Topics that cannot reach their places end the run only if there are several of them in a row."""
     away = {name: StorageUnavailable("no answer") for name in "abde"}
     assert len(export_each(TOPICS, ends_with(away))) == len(TOPICS)
 

@@ -18,14 +18,14 @@ OFFSETS = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), 
 
 @given(OFFSETS, st.sampled_from(["read_committed", "read_uncommitted"]), st.integers(0, 2**62))
 def test_state_is_read_as_it_was_written(offsets, isolation, now_ms):
-    """Whatever the offsets are."""
+    """A state that is written and read is the same, with any offsets."""
     state = ExportState(TOPIC, isolation, offsets, "run", now_ms)
     assert parse_state(state.as_json(), source="test") == state
 
 
 @given(st.text() | st.sampled_from(['{"offsets": 1}', "[]", "1", '{"isolation": []}', "[" * 100_000]))
 def test_any_other_text_is_corrupt(text):
-    """It names where it was found, and raises nothing else."""
+    """The error names the text's origin, and nothing else is raised."""
     with pytest.raises(CorruptDataError, match="found here"):
         parse_state(text, source="found here")
 
@@ -54,7 +54,11 @@ def vars_of(key: TopicKey) -> tuple[str, str, str]:
 
 
 def test_place_of_another_topic_is_refused():
-    """As when two names are one after their dots were replaced."""
+    """
+    A place is refused if its state is another topic's.
+
+    Two names can be one after their dots are replaced.
+    """
     state = ExportState(TopicKey("cluster", "or.ders", TOPIC.topic_id), "read_committed")
     with pytest.raises(ConfigError, match=r"holds an export of topic or\.ders, not of orders"):
         continued(state, TOPIC, isolation="read_committed", recreated="append", place="table t")

@@ -38,7 +38,7 @@ def config_of(text):
 
 
 def test_bucket_of_the_same_store_is_reached_as_the_archive_is():
-    """With its credentials; the bucket and the prefix are the URL's."""
+    """A bucket of the archive's store has the archive's credentials. The URL gives bucket and prefix."""
     config = target_config("s3://lake/exports/orders/", config_of(S3))
 
     assert (config.cloud_storage_bucket, config.cloud_storage_prefix) == ("lake", "exports/orders")
@@ -47,7 +47,7 @@ def test_bucket_of_the_same_store_is_reached_as_the_archive_is():
 
 
 def test_url_with_credentials_is_refused_and_not_told():
-    """It would be in every message that names the target."""
+    """The URL would be in every message that names the target."""
     with pytest.raises(ConfigError, match="a URL must not have credentials") as raised:
         target_config("s3://key:hunter2@lake/orders", config_of(S3))
     assert "hunter2" not in str(raised.value)
@@ -57,14 +57,14 @@ def test_url_with_credentials_is_refused_and_not_told():
     "url", ["azure://lake/orders?sig=hunter2", "https://lake/orders?sig=hunter2", "s3://lake/a#hunter2"]
 )
 def test_url_with_more_than_a_path_is_refused_and_not_told(url):
-    """It may be a token of access; and a prefix that ends early is another place."""
+    """The rest of a URL may be an access token, and a prefix that ends early is another place."""
     with pytest.raises(ConfigError, match="cannot name a place for files") as raised:
         target_config(url, config_of(S3))
     assert "hunter2" not in str(raised.value)
 
 
 def test_directory_can_be_a_target_of_any_archive():
-    """It needs no credentials."""
+    """A directory needs no credentials."""
     config = target_config("file:///data/lake", config_of(S3))
 
     assert (config.store_kind, config.cloud_storage_file_root) == ("file", Path("/data/lake"))
@@ -84,13 +84,13 @@ def test_directory_can_be_a_target_of_any_archive():
     ],
 )
 def test_url_that_cannot_be_a_target_is_refused(url, text):
-    """It is named."""
+    """The error names the URL."""
     with pytest.raises(ConfigError, match=f"target: {url} {text}"):
         target_config(url, config_of(S3))
 
 
 def test_unknown_partitioning_is_refused(tmp_path):
-    """Before anything is asked of the store."""
+    """An unknown partitioning is refused before anything is asked of the store."""
     config = file_config(tmp_path / "archive")
     with (
         pytest.raises(ConfigError, match="support none, day or hour, not week"),
@@ -120,7 +120,7 @@ def test_object_is_swapped_only_by_a_writer_that_has_read_it(bucket):
 
 
 def test_trial_of_a_store_is_beside_the_data(bucket):
-    """What is left when the job dies, at any request, must not break readers of the target."""
+    """The rest of a trial whose job dies at any request does not break readers of the target."""
     for dies_at in itertools.count(1):
         try:
             TargetStore(Dying(bucket.store, dies_at, after_effect=True), bucket.run).check(config_of(S3))
@@ -164,7 +164,7 @@ class LosesAnswers:
 
 
 def test_swap_whose_answer_is_lost_is_known_again(bucket):
-    """By what is stored then."""
+    """A swap whose answer is lost counts as done if the stored object shows it."""
     store = TargetStore(LosesAnswers(bucket.store, takes_effect=True), bucket.run)
     version = store.swap("key", b"1", None)
     assert store.read("key") == (b"1", version)
@@ -179,7 +179,7 @@ def test_swap_that_took_no_effect_is_an_error(bucket, is_known_to_fail):
 
 
 def test_swap_without_an_answer_that_lost_to_another_is_known_to_have_lost(bucket):
-    """What is stored is neither what was there nor ours."""
+    """The stored object is neither the one from before nor ours."""
     first = TargetStore(bucket.store, bucket.run).swap("key", b"1", None)
 
     class Overtaken(LosesAnswers):

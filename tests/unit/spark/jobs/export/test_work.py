@@ -29,14 +29,18 @@ def offsets(batches):
 
 
 def read(logs, from_offset, next_offset, *, isolation="read_committed", fails_on_gap=True, lost=None):
-    """Return the batches of a range; *lost* takes what the archive has let go of it."""
+    """Return the batches of a range; *lost* takes the offsets that the archive has no more."""
     portion = portion_of(logs, from_offset, next_offset)
     losses = Losses(portion, fails_on_gap, [] if lost is None else lost)
     return Work(lambda: logs.bucket, None, isolation, fails_on_gap).batches(portion, losses)
 
 
 async def test_portion_holds_just_its_offsets(logs):
-    """Wherever it begins and ends: between segments, between batches, inside of one."""
+    """
+    A portion has just its offsets, wherever it begins and ends.
+
+    Its bounds may lie between segments, between batches or inside one.
+    """
     await logs.fill(3)
     for from_offset in range(18):
         for next_offset in range(from_offset + 1, 19):
@@ -45,7 +49,7 @@ async def test_portion_holds_just_its_offsets(logs):
 
 
 async def test_isolation_holds_in_every_portion(logs):
-    """Also where a transaction began before it, and where its marker is after it."""
+    """Isolation holds, even if a transaction began before the portion or its marker is after it."""
     (writer,) = logs.writers
     for _ in range(3):
         writer.append(b"gone", b"gone too", producer_id=7)
@@ -66,7 +70,7 @@ async def test_isolation_holds_in_every_portion(logs):
 
 
 async def test_segments_that_are_merged_meanwhile_are_found_again(logs):
-    """What was read is not read again, however often they are merged."""
+    """Records that were read are not read again, however often the segments are merged."""
     await logs.fill(4)
     reading = read(logs, 1, 24)
     found = offsets([next(reading)])
@@ -80,7 +84,7 @@ async def test_segments_that_are_merged_meanwhile_are_found_again(logs):
 
 
 async def test_segment_that_is_merged_while_it_is_read_is_gone_on_with_where_it_was(logs):
-    """It is larger than what is fetched ahead, and nothing of it is read twice."""
+    """The segment is larger than what is fetched ahead, and nothing of it is read twice."""
     (writer,) = logs.writers
     for _ in range(6):
         writer.append(*[b"v" * 500] * 20_000)
