@@ -91,7 +91,7 @@ COMMANDS: Final = {
     "generate": CommandPlace(
         "tieringd.cli.generate",
         "generate_app",
-        "Print files for monitoring systems, or write manifests for Kubernetes.",
+        "Print files for monitoring systems and the documentation, or write manifests for Kubernetes.",
     ),
     "logdirs": CommandPlace(
         "tieringd.cli.logdirs",

@@ -64,6 +64,7 @@ WITHOUT_A_SITE = {
     "generate scrape-config": (),
     "generate grafana-dashboard": ("overview",),
     "generate kubernetes": (),
+    "generate docs": ("runbook",),
 }
 ONLY_HELP = {
     "gateway": "a server that prints nothing",

@@ -36,6 +36,7 @@ def test_commands_are_those_of_this_release():
         "space plan",
         "generate",
         "generate grafana-dashboard",
+        "generate docs",
         "generate kubernetes",
         "generate prometheus-rules",
         "generate scrape-config",
