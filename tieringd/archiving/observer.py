@@ -136,6 +136,8 @@ class BrokerSnapshot:
     whose configuration the broker returned.
     """
     paused: frozenset[TopicKey] = frozenset()
+    led_elsewhere: int = 0
+    """The number of those of `followed` that another broker leads."""
     unclear: frozenset[TopicPartition] = frozenset()
     """Partitions that could not be read: what is known of them stays as it is."""
     local: tuple[LocalPartition, ...] = ()
@@ -345,7 +347,10 @@ class Observer:
             held_back.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
         self._remember(observed)
         self._report(problems, scan)
-        self._metrics.followed_partitions.set(len(followed))
+        led_elsewhere = sum(
+            not view.replicas[one.log.partition.topic_partition].is_leader for one in followed
+        )
+        self._metrics.followed_partitions.set(led_elsewhere)
         self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
         self._metrics.paused_topics.set(len(paused))
         return BrokerSnapshot(
@@ -361,6 +366,7 @@ class Observer:
             managed,
             self._remote_delete(cluster, ours, view),
             frozenset(paused),
+            led_elsewhere,
             frozenset(unclear),
             tuple(ours),
             topics,
