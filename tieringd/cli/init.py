@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -153,7 +154,12 @@ def init(
         topics=tuple(topic or ask_for("topic", None, "Topics to archive, or patterns", "*").split()),
     )
     text = "".join(f"{line}\n" for line in _configuration(answers))
-    config = parse_config(text, source=str(file), environ=dict.fromkeys(_SECRETS, "x"))
+    try:
+        config = parse_config(text, source=str(file), environ=dict.fromkeys(_SECRETS, "x"))
+    except ConfigError as error:
+        # Its lines are those of a file that there is not.
+        problems = tuple(re.sub(rf"^{re.escape(str(file))}:\d+: ", "", one) for one in error.problems)
+        raise ConfigError("no file was written: an answer is wrong", problems=problems) from error
     if dry_run:
         typer.echo(text, nl=False)
     else:

@@ -99,7 +99,9 @@ def test_a_faulty_answer_is_refused_before_anything_is_written(tmp_path):
     path = tmp_path / "tieringd.yaml"
     with pytest.raises(ConfigError) as caught:
         invoked("init", path, "--log-dir", "relative/path", *STORES["file"])
-    assert any("log_dirs" in problem for problem in caught.value.problems)
+    assert "an answer is wrong" in str(caught.value)
+    # A line of a file that was not written is no help.
+    assert any(problem.startswith("broker.log_dirs") for problem in caught.value.problems)
     assert not path.exists()
     assert invoked("init", path, "--log-dir", '/a: "b" #c', *STORES["file"]).exit_code == 0
     assert str(load_config(path, environ=SECRETS).broker.log_dirs[0]) == '/a: "b" #c'
