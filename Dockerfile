@@ -12,6 +12,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY tieringd ./tieringd
 COPY pyspark_tieringd ./pyspark_tieringd
 COPY deploy ./deploy
+COPY docs ./docs
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.12-slim AS install

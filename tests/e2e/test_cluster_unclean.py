@@ -23,6 +23,7 @@ from tests.e2e.sample_topics import SEGMENTS
 from tests.support.cluster import cluster_admin, start_broker
 from tests.support.daemon import run_json, run_well
 from tests.support.kafka import admin_of
+from tests.support.live_alerts import until_shown
 from tieringd.formats.record_batch import parse_header
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def values(count: int, *, first: int) -> list[bytes]:
     return [bytes([number]) * 100_000 for number in range(first, first + count)]
 
 
-async def test_unclean_election_replaces_what_is_off_the_new_lineage(brokers, daemons_of, objects, topic):
+async def test_unclean_election_replaces_what_is_off_the_new_lineage(
+    brokers, daemons_of, objects, topic, tmp_path
+):
     """Archived records that the new leader never had give way to its own, and the range is reported."""
     await brokers.create_topic(
         topic, replicas=[[1, 2]], configs=SEGMENTS | {"unclean.leader.election.enable": "true"}
@@ -66,6 +69,7 @@ async def test_unclean_election_replaces_what_is_off_the_new_lineage(brokers, da
         await brokers.produce(topic, new, **_LARGE)
         daemons[2].until_next_offset(topic, base_of_active(directory))
         replaced = daemons[2].metric("tieringd_archive_replaced_offsets_total", topic=topic)
+        until_shown(tmp_path, daemons[2], "TieringdTailReplaced")
     finally:
         for broker in (old_leader, new_leader):
             if broker.process is None:
@@ -202,7 +206,7 @@ class Election:
 
 
 # Long: one election for three partitions, whose logs are written, trimmed and archived before and after it.
-async def test_good_records_that_only_the_archive_has_stay(brokers, daemons_of, objects, topic):
+async def test_good_records_that_only_the_archive_has_stay(brokers, daemons_of, objects, topic, tmp_path):
     """
     A segment is split, indexes tell a new outcome, and an operator decides what no log tells.
 
@@ -228,6 +232,7 @@ async def test_good_records_that_only_the_archive_has_stay(brokers, daemons_of, 
             lambda: daemons[2].partition(topic, UNKNOWN).get("waits_for_operator"), "it waits for an operator"
         )
         wait = daemons[2].partition(topic, UNKNOWN)["waits_for_operator"]
+        until_shown(tmp_path, daemons[2], "TieringdWaitsForOperator")
         # The system chose the port; the command asks the daemon at the one of its configuration.
         daemons.change(2, admin={"port": daemons[2].admin_port})
         resolve = ("archive", "resolve", f"{topic}-{UNKNOWN}", "--config", str(daemons.config(2)))

@@ -144,6 +144,7 @@ def filled(line, path, new):
     for old, value in (
         ("/etc/tieringd/tieringd.yaml", path),
         ("$CONFIG", path),
+        ("/usr/share/doc/tieringd", path.parent / "doc"),
         ("new.yaml", new),
         ("--config F", f"--config {path}"),
         ("TOPIC-PARTITION", "orders-0"),

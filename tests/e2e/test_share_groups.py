@@ -6,12 +6,15 @@ import asyncio
 import subprocess
 
 import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.e2e.archives import assert_whole, base_of_active, closed_segments
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
 from tests.support.kafka import KafkaCluster
+from tests.support.kafka_users import add_rules, rule
+from tests.support.live_alerts import until_shown
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.errors import BrokerUnavailable
 
@@ -25,13 +28,18 @@ _PREVIEW = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
 }
+_RULES = {
+    # Rules are followed, and what no rule names is allowed.
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
 _CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 
 
 @pytest.fixture
 async def cluster(tmp_path):
     """Give a broker with share groups, whose group begins at the earliest record."""
-    cluster = await KafkaCluster.start(tmp_path / "kafka", properties=_PREVIEW)
+    cluster = await KafkaCluster.start(tmp_path / "kafka", properties=_PREVIEW | _RULES)
     try:
         at = ("--bootstrap-server", cluster.bootstrap)
         run(cluster, "org.apache.kafka.tools.FeatureCommand", *at, "upgrade", "--feature", "share.version=1")
@@ -68,7 +76,7 @@ def shared(cluster, topic, *, count) -> list[bytes]:
 
 # Long: six processes of Kafka's own commands, beside a broker of its own.
 async def test_share_group_that_lags_behind_reads_every_record(cluster, seaweedfs, prefix, topic, tmp_path):
-    """A trim leaves what the group needs, and says so; it goes on when the group does."""
+    """A trim leaves what the group needs, and says so; it goes on when the group does. Both alerts hold."""
     await cluster.create_topic(topic, configs=SEGMENTS)
     await cluster.produce(topic, VALUES, max_batch_size=200_000)
     settings = kafka_config(
@@ -97,6 +105,7 @@ async def test_share_group_that_lags_behind_reads_every_record(cluster, seaweedf
         daemon.until(lambda: log_start() == needed, "what the group has read is trimmed")
         held = "tieringd_trim_held_by_share_groups_bytes"
         daemon.until(lambda: daemon.metric(held, topic=topic, partition="0"), "the metric tells what is held")
+        until_shown(tmp_path, daemon, "TieringdShareGroupLags")
         daemon.until_rounds(3)
         assert log_start() == needed
         explained = run_json("explain", topic, "0", "--config", str(config))
@@ -109,6 +118,12 @@ async def test_share_group_that_lags_behind_reads_every_record(cluster, seaweedf
         daemon.until(
             lambda: daemon.metric(held, topic=topic, partition="0") == 0, "the metric tells that nothing is"
         )
+        hidden = rule("ANONYMOUS", AclOperation.DESCRIBE, GROUP, of=ResourceType.GROUP, is_denied=True)
+        add_rules(cluster.bootstrap, [hidden])
+        kept = log_start()
+        await cluster.produce(topic, VALUES, max_batch_size=200_000)
+        until_shown(tmp_path, daemon, "TieringdShareGroupsUnknown")
+        assert log_start() == kept
     assert_whole(config)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import resource
@@ -12,7 +13,8 @@ import signal
 import socket
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_partition
 from tests.e2e.sample_topics import SEGMENTS
+from tests.support.aws_metadata_server import CredentialService
 from tests.support.certificate import write_certificate
 from tests.support.daemon import (
     Daemon,
@@ -30,27 +33,33 @@ from tests.support.daemon import (
     running_daemon,
     write_config,
 )
+from tests.support.fault_proxy import RedateAnswer, StallRequest, fault_proxy
+from tests.support.gateway_clients import read_librdkafka
 from tests.support.kafka_users import add_rules, remove_rules, rule
+from tests.support.live_alerts import (
+    RULES,
+    rules,
+    shortly_holding,
+    until_also_holding,
+    until_ended,
+    until_holding,
+    until_soon_ended,
+    until_soon_holding,
+    watching,
+)
 from tests.support.ports import free_ports
 from tests.support.prometheus import running_prometheus
+from tests.support.raw_http import serving
+from tests.support.seaweedfs import running_seaweedfs
 from tests.support.small_disks import second_mount_at, small_disk_at
 
 VALUES = [bytes([number]) * 100_000 for number in range(35)]
-RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 QUIET = {
     "storage_min_free_bytes": 0,
     "storage_space_alert_free_threshold_percent": 0,
     # A machine that runs tests may have a full disk.
     "space_management_enable": False,
 }
-
-
-SHORTER = {
-    "TieringdLoopStalled": (" > 900", " > 3"),
-    "TieringdHeldByTransaction": (" > 3600", " > 1"),
-    "TieringdHousekeepingStalled": (" > 6 * 3600", " > 3"),
-}
-"""Limits that no test can wait for, and those that are asked for in their place."""
 
 
 @pytest.fixture
@@ -72,52 +81,14 @@ def config(tmp_path, logs):
 @pytest.fixture
 def watch(tmp_path):
     """Give a function that runs a Prometheus with the rules beside a daemon, under a name of its own."""
-    return lambda daemon: running_prometheus(
-        tmp_path / "prometheus", [f"127.0.0.1:{daemon.admin_port}"], rules=[RULES]
-    )
+    return partial(watching, tmp_path)
 
 
+CLUSTER_RIGHTS = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS)
+TESTS = Path(__file__).parents[1]
+LIVE = [Path(__file__), TESTS / "e2e" / "test_share_groups.py", TESTS / "e2e" / "test_cluster_unclean.py"]
+"""The files that show alerts on a real Prometheus."""
 METRICS_PAGE = RULES.parents[2] / "docs" / "metrics.md"
-
-
-def rules():
-    (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    return {rule["alert"]: rule["expr"] for rule in group["rules"]}
-
-
-def holding(prometheus):
-    """Return the alerts whose expression holds now, without the time that it has to hold for."""
-    return {name for name, expression in rules().items() if prometheus.query(expression)}
-
-
-def until_holding(prometheus, *names):
-    """Wait until exactly these alerts' expressions hold, but for the machine's disk: other tests fill it."""
-    prometheus.until(
-        lambda: holding(prometheus) - {"TieringdDiskFillsSoon"} == set(names),
-        lambda: f"exactly {sorted(names)} hold; these hold: {sorted(holding(prometheus))}",
-    )
-
-
-def until_soon_holding(prometheus, name, **labels):
-    """Wait until an alert's expression holds for these labels, by its limit in `SHORTER`."""
-    prometheus.until(
-        lambda: shortly_holding(prometheus, name, **labels), f"{name} holds for {labels} by seconds"
-    )
-
-
-def until_soon_ended(prometheus, name, **labels):
-    """Wait until it no longer holds for them."""
-    prometheus.until(
-        lambda: not shortly_holding(prometheus, name, **labels), f"{name} ends for {labels} by seconds"
-    )
-
-
-def shortly_holding(prometheus, name, **labels):
-    limit, shorter = SHORTER[name]
-    expression = rules()[name]
-    assert expression.count(limit) == 1
-    found = prometheus.query(expression.replace(limit, shorter))
-    return [one for one in found if labels.items() <= one["metric"].items()]
 
 
 def until_asked(daemon, *texts):
@@ -240,22 +211,6 @@ class Endpoint(Daemon):
     arguments = ("gateway", "--archive-only")
 
 
-def until_also_holding(prometheus, *names):
-    """Wait until these alerts' expressions hold, whatever else does."""
-    prometheus.until(
-        lambda: holding(prometheus) >= set(names),
-        lambda: f"{sorted(names)} hold; these hold: {sorted(holding(prometheus))}",
-    )
-
-
-def until_ended(prometheus, *names):
-    """Wait until none of these alerts' expressions holds."""
-    prometheus.until(
-        lambda: not holding(prometheus) & set(names),
-        lambda: f"none of {sorted(names)} holds; these hold: {sorted(holding(prometheus))}",
-    )
-
-
 @contextmanager
 def mounted_again(directory, root):
     """Give *directory* through a mount of its own, as a container has it: no link leads out of it."""
@@ -351,24 +306,80 @@ def test_daemon_that_starts_again_and_again_is_seen_and_so_is_none(tmp_path, con
         until_holding(prometheus, "TieringdAbsent")
 
 
-def test_gateway_that_refuses_and_certificate_that_ends_are_seen(tmp_path, config, watch):
-    """An endpoint without a broker has both: it takes one client, and its certificate ends tomorrow."""
+def test_gateway_that_refuses_certificate_that_ends_and_full_cache_disk_are_seen(tmp_path, config, watch):
+    """An endpoint without a broker: few clients, a certificate until tomorrow, a disk without room."""
     run_well("run", "--once", "--config", str(config))
     certificate = write_certificate(tmp_path / "certificate.pem")
     gateway = {
         "port": 0,
-        "max_connections": 1,
+        "max_connections": 4,
         "tls_cert_file": str(certificate),
         "tls_key_file": str(certificate),
     }
-    settings = yaml.safe_load(config.read_text()) | {"gateway": gateway}
-    path = write_config(tmp_path / "endpoint.yaml", settings)
-    with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
-        until_holding(prometheus, "TieringdCertificateEnds")
-        (listening,) = daemon.events("archive endpoint listens")
-        address = ("127.0.0.1", listening["port"])
-        with socket.create_connection(address), socket.create_connection(address):
-            until_holding(prometheus, "TieringdCertificateEnds", "TieringdGatewayRefuses")
+    with small_disk_at(tmp_path / "disk", 4 << 20) as disk:
+        changes = {"gateway": gateway, "cloud_storage_cache_directory": str(disk / "cache")}
+        path = write_config(tmp_path / "endpoint.yaml", yaml.safe_load(config.read_text()) | changes)
+        with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
+            until_holding(prometheus, "TieringdCertificateEnds")
+            (listening,) = daemon.events("archive endpoint listens")
+            fill(disk)
+            # A reader gets every record all the same.
+            security = {"security.protocol": "SSL", "ssl.ca.location": str(certificate)}
+            found = read_librdkafka(f"127.0.0.1:{listening['port']}", "orders", 3 * RECORDS, **security)
+            assert len(found) == 3 * RECORDS
+            until_holding(prometheus, "TieringdCertificateEnds", "TieringdCacheFaults")
+            with ExitStack() as clients:
+                for _ in range(gateway["max_connections"] + 1):
+                    clients.enter_context(socket.create_connection(("127.0.0.1", listening["port"])))
+                until_holding(
+                    prometheus, "TieringdCertificateEnds", "TieringdCacheFaults", "TieringdGatewayRefuses"
+                )
+
+
+def fill(disk):
+    """Write to a filesystem until it takes nothing more."""
+    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+async def test_clock_that_is_off_upload_that_hangs_and_credentials_that_end_are_seen(
+    tmp_path, logs, watch, monkeypatch
+):
+    """A real S3 server behind a proxy that spoils answers, and a metadata service with the server's keys."""
+    with running_seaweedfs(tmp_path / "seaweedfs") as server:
+        server.create_bucket("alerts")
+        service = CredentialService(lifetime_seconds=100, known_keys=(server.access_key, server.secret_key))
+        async with fault_proxy(server.endpoint_url) as proxy, serving(service) as metadata_url:
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata_url)
+            config = directory_config([logs], tmp_path, tmp_path / "state", **QUIET)
+            del config["cloud_storage_file_root"]
+            store = {
+                "cloud_storage_backend": "aws",
+                "cloud_storage_bucket": "alerts",
+                "cloud_storage_credentials_source": "aws_instance_metadata",
+                **endpoint_properties(proxy.url),
+            }
+            path = write_config(tmp_path / "tieringd.yaml", config | store)
+            await asyncio.to_thread(until_store_is_seen, path, logs, watch, proxy, service)
+
+
+def until_store_is_seen(config, logs, watch, proxy, service):
+    """Make the faults one by one. It waits, and the proxy serves meanwhile, so this is another thread."""
+    with running_daemon(config) as daemon, watch(daemon) as prometheus:
+        daemon.until_next_offset("orders", 3 * RECORDS)
+        # The service gives what ends in 100 s, and then nothing more.
+        service.refusal = ("500 Internal Server Error", b"no")
+        until_holding(prometheus, "TieringdCredentialsEnd")
+        proxy.weather = lambda _: RedateAnswer(-7200)
+        add_segments(logs / "orders-0", segments=1)
+        until_holding(prometheus, "TieringdCredentialsEnd", "TieringdClockDoubted")
+        proxy.weather = lambda _: None
+        add_segments(logs / "orders-0", segments=1)
+        until_holding(prometheus, "TieringdCredentialsEnd")
+        proxy.weather = lambda one: StallRequest() if one.method == "PUT" else None
+        add_segments(logs / "orders-0", segments=1)
+        until_soon_holding(prometheus, "TieringdUploadHangs")
 
 
 # Long: the broker deletes by age, and Prometheus evaluates the rules by real time.
@@ -443,14 +454,13 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
 
 
 # Long: two brokers with users start for it, and Prometheus evaluates the rules by real time.
-async def test_trim_without_the_right_to_delete_is_seen(guarded, tmp_path, watch):
-    """The broker knows the daemon's user, which may see the topic and not delete from it."""
+async def test_rights_that_are_missing_are_seen(guarded, tmp_path, watch):
+    """The daemon's user may not delete; then it may no longer see groups, nor take quotas back."""
     topic = f"alerts-{uuid.uuid4().hex[:8]}"
     allowed = [rule("reader", one, topic) for one in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)]
-    allowed += [
-        rule("reader", AclOperation.DESCRIBE, "kafka-cluster", of=ResourceType.BROKER),
-        rule("reader", AclOperation.DESCRIBE, "*", of=ResourceType.GROUP),
-    ]
+    cluster = [rule("reader", one, "kafka-cluster", of=ResourceType.BROKER) for one in CLUSTER_RIGHTS]
+    to_alter = cluster[-1:]
+    allowed += [*cluster, rule("reader", AclOperation.DESCRIBE, "*", of=ResourceType.GROUP)]
     security = {
         "protocol": "SASL_PLAINTEXT",
         "sasl_username": "reader",
@@ -478,6 +488,17 @@ async def test_trim_without_the_right_to_delete_is_seen(guarded, tmp_path, watch
         with running_daemon(path) as daemon, watch(daemon) as prometheus:
             until_also_holding(prometheus, "TieringdTrimRefused")
             assert not daemon.metric("tieringd_daemon_trimmed_segments_total")
+            good = path.read_text()
+            full = {"storage_min_free_bytes": 1 << 60, "storage_degraded_action": "throttle_producers"}
+            write_config(path, document | changes | full)
+            daemon.send_signal(signal.SIGHUP)
+            until_also_holding(prometheus, "TieringdProducersHeldBack")
+            remove_rules(guarded.bootstrap, to_alter)
+            path.write_text(good)
+            daemon.send_signal(signal.SIGHUP)
+            until_also_holding(prometheus, "TieringdProducersNotLetGo")
+            add_rules(guarded.bootstrap, to_alter)
+            until_ended(prometheus, "TieringdProducersHeldBack", "TieringdProducersNotLetGo")
     finally:
         remove_rules(guarded.bootstrap, allowed)
 
@@ -495,30 +516,34 @@ def test_two_daemons_under_one_epoch_are_seen(tmp_path, logs, watch):
         configs.append(write_config(tmp_path / f"{name}.yaml", document))
     run_well("archive", "init", "--config", str(configs[0]))
     run_well("archive", "init", "--config", str(configs[1]))
-    with running_daemon(configs[0]) as one, running_daemon(configs[1]) as two:
-        targets = [f"127.0.0.1:{daemon.admin_port}" for daemon in (one, two)]
-        with running_prometheus(tmp_path / "both", targets, rules=[RULES]) as prometheus:
-            for daemon in (one, two):
-                daemon.until_next_offset("orders", 3 * RECORDS)
-            for segments in (4, 5, 6):
-                add_segments(logs / "orders-0", segments=1)
-                prometheus.until(
-                    lambda segments=segments: (
-                        one.events("archiver stopped")
-                        or two.events("archiver stopped")
-                        or one.next_offset("orders") == two.next_offset("orders") == segments * RECORDS
-                    ),
-                    "one has stopped, or both know the segment",
-                )
-            until_also_holding(prometheus, "TieringdFenced")
+    with (
+        running_daemon(configs[0]) as one,
+        running_daemon(configs[1]) as two,
+        watch(one, two) as prometheus,
+    ):
+        for daemon in (one, two):
+            daemon.until_next_offset("orders", 3 * RECORDS)
+        for segments in (4, 5, 6):
+            add_segments(logs / "orders-0", segments=1)
+            prometheus.until(
+                lambda segments=segments: (
+                    one.events("archiver stopped")
+                    or two.events("archiver stopped")
+                    or one.next_offset("orders") == two.next_offset("orders") == segments * RECORDS
+                ),
+                "one has stopped, or both know the segment",
+            )
+        until_also_holding(prometheus, "TieringdFenced")
 
 
-def test_every_alert_is_seen_here_or_the_page_says_why_not():
-    """A rule that this file never names is in the page's table, with its reason; no other is."""
-    named = set(re.findall(r'"(Tieringd[A-Z]\w+)"', Path(__file__).read_text())) & rules().keys()
-    (table,) = re.findall(
+def test_every_alert_is_seen_or_the_page_says_why_not():
+    """A rule that no file of `LIVE` names is in the page's table, with its reason; no other is."""
+    text = "".join(path.read_text() for path in LIVE)
+    named = set(re.findall(r'"(Tieringd[A-Z]\w+)"', text)) & rules().keys()
+    (section,) = re.findall(
         r"## Which alerts were seen to fire\n(.*?)\n## ", METRICS_PAGE.read_text(), re.DOTALL
     )
-    excused = set(re.findall(r"Tieringd\w+", table))
+    assert all(f"tests/{path.parent.name}/{path.name}" in section for path in LIVE)
+    excused = set(re.findall(r"Tieringd\w+", section))
     assert named | excused == set(rules())
     assert not named & excused

@@ -82,7 +82,7 @@ def test_image_installs_from_the_locks_only():
                 if "pip install" in part:
                     assert "--require-hashes" in part or "--no-deps /wheels" in part, part
     assert [one.split()[-1] for one in values("wheel", "COPY")] == [
-        *("./", "./", "./tieringd", "./pyspark_tieringd", "./deploy")
+        *("./", "./", "./tieringd", "./pyspark_tieringd", "./deploy", "./docs")
     ]
     (labels,) = values("base", "LABEL")
     for label in ("title", "description", "licenses", "version", "revision"):
@@ -110,7 +110,7 @@ def installed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("package")
     # A build in the checkout would write there.
     source = directory / "source"
-    for name in ("tieringd", "pyspark_tieringd", "deploy"):
+    for name in ("tieringd", "pyspark_tieringd", "deploy", "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -147,6 +147,7 @@ def test_wheel_has_everything(installed):
         "tieringd/py.typed",
         "tieringd/deploy/prometheus/alerts.yml",
         "tieringd/deploy/grafana/overview.json",
+        "tieringd/deploy/docs/runbook.md",
         "tieringd/deploy/kubernetes/strimzi/brokers/0/kustomization.yaml",
         "tieringd/cli/completion.json",
         "tieringd/cli/spark/quiet-log4j2.properties",

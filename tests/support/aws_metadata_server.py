@@ -39,6 +39,8 @@ class CredentialService:
     """While a test clears this event, no answer is sent."""
     is_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the first request has come."""
+    known_keys: tuple[str, str] | None = None
+    """An access key and its secret that a real server knows: they are issued without a session token."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     issued: int = 0
 
@@ -102,9 +104,10 @@ class CredentialService:
     def _issue(self) -> dict[str, str]:
         self.issued += 1
         end = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=self.lifetime_seconds)
+        key, secret = self.known_keys or (f"ASIA{self.issued}", f"hush-secret-{self.issued}")
         return {
-            "AccessKeyId": f"ASIA{self.issued}",
-            "SecretAccessKey": f"hush-secret-{self.issued}",
-            "Token": f"hush-token-{self.issued}",
+            "AccessKeyId": key,
+            "SecretAccessKey": secret,
+            "Token": "" if self.known_keys else f"hush-token-{self.issued}",
             "Expiration": end.strftime("%Y-%m-%dT%H:%M:%SZ"),
         }

@@ -14,11 +14,14 @@ stores, and only the error documents differ.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import fcntl
+import re
 import termios
 from array import array
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from email.utils import format_datetime
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
@@ -101,6 +104,13 @@ class DamageAnswer:
     """One bit of the answer's body is flipped on the way. The length stays."""
 
 
+@dataclass(frozen=True)
+class RedateAnswer:
+    """The answer's Date header is *seconds* later: the server has another clock than this host."""
+
+    seconds: int
+
+
 Fault: TypeAlias = (
     Answer
     | ResetRequest
@@ -112,6 +122,7 @@ Fault: TypeAlias = (
     | DelayAnswer
     | DamageRequest
     | DamageAnswer
+    | RedateAnswer
 )
 
 
@@ -241,7 +252,7 @@ class FaultProxy:
             return False
         first, headers = _parse(head)
         exchange.status = int(first.split(" ")[1])
-        to_client.write(head)
+        to_client.write(_redated(head, fault.seconds) if isinstance(fault, RedateAnswer) else head)
         if exchange.method == "HEAD" or exchange.status in {204, 304}:
             await to_client.drain()
             return True
@@ -339,6 +350,13 @@ async def _body(
     elif until_end:
         while piece := await reader.read(_CHUNK):
             yield piece, True
+
+
+def _redated(head: bytes, seconds: int) -> bytes:
+    date = format_datetime(dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds), usegmt=True)
+    changed, count = re.subn(rb"(?im)^date: [^\r]*", f"Date: {date}".encode(), head)
+    assert count == 1, "the server tells one date"
+    return changed
 
 
 def _turned(piece: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from tests.swarm.schedule import Step
 
+_COLUMNS = 118
 _BEGIN, _END = "<!-- swarm: begin -->", "<!-- swarm: end -->"
 
 
@@ -79,7 +81,7 @@ class Report:
         )
         return "\n".join(
             [
-                summary,
+                fill(summary, _COLUMNS),
                 "",
                 "| Fault | Times | Proof of the last one | Archived on meanwhile | Slowest recovery |",
                 "|---|---|---|---|---|",

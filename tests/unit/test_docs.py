@@ -26,6 +26,7 @@ PAGES = [
     ROOT / "tests/README.md",
     ROOT / "tests/golden/README.md",
 ]
+WIDEST_LINE = 120
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 PLACES = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -107,6 +108,13 @@ def test_commands_exist(page):
     for command in commands(page):
         for words in alternatives(command):
             assert unknown_words(words) == [], command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_lines_fit_a_screen(page):
+    """Also at 3 a.m., in a terminal. Only rows of tables are as wide as they have to be."""
+    lines = page.read_text().splitlines()
+    assert [line for line in lines if len(line) > WIDEST_LINE and not line.startswith("|")] == []
 
 
 def test_metrics_page_names_every_metric():

@@ -18,7 +18,7 @@ from tieringd.config.yaml_source import dotted
 
 config_app = typer.Typer(help="Check and explain a configuration file.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="The configuration file.", envvar="TIERINGD_CONFIG")]
-_WIDEST_VALUE = 60
+_COLUMNS = 79
 
 
 @config_app.callback()
@@ -76,7 +76,13 @@ def _document(one: Setting) -> dict[str, Any]:
 
 
 def _print_settings(settings: Sequence[Setting]) -> None:
+    """Print a line for each setting; the origin goes to a line of its own where both do not fit a screen."""
     names = max(len(dotted(one.place)) for one in settings)
-    values = min(max(len(one.shown) for one in settings), _WIDEST_VALUE)
+    values = min(max(len(one.shown) for one in settings), _COLUMNS - names - len("  " + "  default"))
     for one in settings:
-        typer.echo(f"{dotted(one.place):<{names}}  {one.shown:<{values}}  {one.origin}")
+        name = f"{dotted(one.place):<{names}}"
+        line = f"{name}  {one.shown:<{values}}  {one.origin}"
+        if len(line) > _COLUMNS:
+            typer.echo(f"{name}  {one.shown}")
+            line = f"{one.origin:>{min(_COLUMNS, names + 2 + len(one.origin))}}"
+        typer.echo(line)

@@ -66,3 +66,13 @@ async def asked(config: Config, path: str) -> Any:
             return await response.json()
     except (TimeoutError, ClientError, ValueError):
         return None  # No daemon listens there, or another program does.
+
+
+def why_silent(config: Config) -> str:
+    """Return why `asked` had no answer, and what to do."""
+    if not config.admin.enabled:
+        return "the daemon has no admin page to ask: admin.enabled is false"
+    if config.admin.port == 0:
+        return "admin.port is 0, so only the daemon's log tells its port: give admin.port a number"
+    where = f"{config.admin.host}:{config.admin.port}"
+    return f"no daemon answers on {where}: is it running, and with this configuration?"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from dataclasses import asdict
+from itertools import chain, repeat
 from textwrap import wrap
 from typing import Annotated, Final
 
@@ -57,10 +58,18 @@ def doctor(
 
 def _print(one: CheckResult) -> None:
     typer.echo(f"{_MARKS[one.outcome]:<8} {one.check}: {one.subject}")
-    for line in wrap(one.message, 70, break_long_words=False, break_on_hyphens=False):
+    for line in _wrapped(one.message, 70):
         typer.echo(f"         {line}")
     if one.remedy:
-        typer.echo(f"         -> {one.remedy}")
+        # A command stays in one line, to be copied.
+        is_command = one.remedy.startswith("kafka-acls ")
+        lines = [one.remedy] if is_command else _wrapped(one.remedy, 67)
+        for mark, line in zip(chain(["->"], repeat("  ")), lines, strict=False):
+            typer.echo(f"         {mark} {line}")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _print_sum(findings: list[CheckResult]) -> None:

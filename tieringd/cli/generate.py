@@ -15,7 +15,7 @@ import tieringd
 from tieringd.errors import ConfigError
 
 generate_app = typer.Typer(
-    help="Print files for monitoring systems, or write manifests for Kubernetes.",
+    help="Print files for monitoring systems and the documentation, or write manifests for Kubernetes.",
     no_args_is_help=True,
 )
 
@@ -36,7 +36,7 @@ spec:
 
 @generate_app.callback()
 def _group() -> None:
-    """Print alert rules, a scrape configuration and dashboards, or write manifests for Kubernetes."""
+    """Print alert rules, a scrape configuration, dashboards and pages, or write manifests for Kubernetes."""
 
 
 @generate_app.command("prometheus-rules")
@@ -139,6 +139,45 @@ def kubernetes(
         typer.echo(path)
 
 
+@generate_app.command("docs")
+def docs(
+    page: Annotated[
+        str | None, typer.Argument(help="The page's name, such as runbook; without it, the names are listed.")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--directory", help="Write all pages there instead, over those of another release."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Name the files, and write none of them.")
+    ] = False,
+) -> None:
+    """
+    Print a page of the documentation, or write all pages to a directory: alerts link to the runbook there.
+
+    Raises:
+        ConfigError: There is no such page, or one cannot be written.
+    """
+    pages = {one.name: one for one in _docs().iterdir() if one.name.endswith(".md")}
+    if directory is not None:
+        for name in sorted(pages):
+            if not dry_run:
+                _replace(directory / name, pages[name].read_text(encoding="utf-8"))
+            typer.echo(directory / name)
+    elif page is None:
+        for name in sorted(pages):
+            typer.echo(name.removesuffix(".md"))
+    elif f"{page}.md" in pages:
+        typer.echo(pages[f"{page}.md"].read_text(encoding="utf-8"), nl=False)
+    else:
+        raise ConfigError(f"there is no page {page}", hint="tieringd generate docs lists the pages")
+
+
+def _docs() -> Traversable:
+    packaged = _place("docs")
+    return packaged if packaged.is_dir() else Path(tieringd.__file__).parents[1] / "docs"
+
+
 def _files_of(root: Traversable, overlay: str) -> list[Path]:
     """Return the files of an overlay and of what it is built on, as paths below *root*."""
     found, waiting = [], [overlay]
@@ -181,6 +220,16 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}", hint="Name another --directory"
+        ) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}", hint="Name another --directory"

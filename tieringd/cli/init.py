@@ -113,8 +113,10 @@ def init(
     """
     Write a first configuration, and print the permissions that it needs; asks what no option gives.
 
-    Nothing but the file is changed.
+    Nothing but the file, and a directory for it, is made.
     """
+    if file.exists() and not (force or dry_run):
+        raise _existing(file)
     asks = sys.stdin.isatty() if ask is None else ask
     ask_for = _Questions(asks=asks)
     kind = BrokerKind(ask_for("broker", broker, "Which broker is on this host", "kafka", _names(BrokerKind)))
@@ -365,18 +367,26 @@ def _policy(answers: Answers) -> Iterator[str]:
 
 def _write(target: Path, text: str, *, replaces: bool) -> None:
     """
-    Write the file, readable by its owner and group.
+    Write the file, and make its directory.
+
+    Every user may read it: the daemon runs as the broker's user, and secrets are only named there.
 
     Raises:
         ConfigError: It exists, or cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replaces else os.O_EXCL)
     try:
-        with os.fdopen(os.open(target, flags, 0o640), "w", encoding="utf-8") as file:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{target.parent} cannot be made: {error.strerror}") from error
+    try:
+        with os.fdopen(os.open(target, flags, 0o644), "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{target} exists, and is left as it is", hint="Name another file, or give --force"
-        ) from error
+        raise _existing(target) from error
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def _existing(target: Path) -> ConfigError:
+    return ConfigError(f"{target} exists, and is left as it is", hint="Name another file, or give --force")

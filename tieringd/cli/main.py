@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from importlib import import_module
+from inspect import cleandoc
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -89,7 +91,7 @@ COMMANDS: Final = {
     "generate": CommandPlace(
         "tieringd.cli.generate",
         "generate_app",
-        "Print files for monitoring systems, or write manifests for Kubernetes.",
+        "Print files for monitoring systems and the documentation, or write manifests for Kubernetes.",
     ),
     "logdirs": CommandPlace(
         "tieringd.cli.logdirs",
@@ -158,7 +160,20 @@ def loaded_command(name: str) -> Any:
         alone.command()(found)
         command = typer.main.get_command(alone)
     command.name = name
+    _join_lines(command)
     return command
+
+
+def _join_lines(command: Any) -> None:
+    """
+    Make the help of *command* from its docstring: each paragraph is one line, for terminals of any width.
+
+    What the function raises is for readers of the code.
+    """
+    text = cleandoc(command.help or "").partition("\n\nRaises:")[0]
+    command.help = re.sub(r"(?<!\n)\n(?![\n \-*])", " ", text)
+    for one in getattr(command, "commands", {}).values():
+        _join_lines(one)
 
 
 app = typer.Typer(

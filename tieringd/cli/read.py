@@ -104,14 +104,17 @@ def read(
     timestamp: Annotated[
         int | None,
         typer.Option(
-            help="Begin at the first record of this time: 2026-01-31T12:00:00Z, or ms since the epoch.",
+            help="Begin at the first record of this time: 2026-01-31T12:00Z, or ms since the epoch.",
             parser=moment,
             metavar="TIME",
         ),
     ] = None,
     count: Annotated[int | None, typer.Option(help="Print at most this many records.", min=0)] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="read_committed leaves out aborted transactions.")
+        Isolation,
+        typer.Option(
+            metavar="LEVEL", help="read_committed leaves out aborted transactions; or read_uncommitted."
+        ),
     ] = Isolation.READ_UNCOMMITTED,
     output: Annotated[
         RecordFormat, typer.Option("--format", "-f", help="json prints keys and values in base64.")
@@ -179,11 +182,14 @@ async def _read(
             archive_only=archive_only,
         )
         left = count
+        is_escaped = sys.stdout.isatty()
         records = reading.records(offset=offset, timestamp_ms=timestamp_ms, follow=follow)
         async with aclosing(records):
             async for record in records:
                 document = _document(topic, partition, record)
-                sys.stdout.write(json.dumps(document) + "\n" if as_json else _line(record))
+                sys.stdout.write(
+                    json.dumps(document) + "\n" if as_json else _line(record, is_escaped=is_escaped)
+                )
                 if follow:
                     sys.stdout.flush()
                 progress.note(record, end_offset=None if follow else reading.end_offset)
@@ -208,9 +214,16 @@ def _document(topic: str, partition: int, record: Record) -> dict[str, Any]:
     }
 
 
-def _line(record: Record) -> str:
+def _line(record: Record, *, is_escaped: bool) -> str:
+    """Return a record as a line of text; *is_escaped* leaves out what a terminal would obey."""
+
     def text(data: bytes | None) -> str:
-        return "null" if data is None else data.decode(errors="backslashreplace")
+        if data is None:
+            return "null"
+        found = data.decode(errors="backslashreplace")
+        if not is_escaped or found.isprintable():
+            return found
+        return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in found)
 
     return f"{record.offset}\t{record.timestamp_ms}\t{text(record.key)}\t{text(record.value)}\n"
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import typer
 
-from tieringd.cli.daemon_status import asked
+from tieringd.cli.daemon_status import asked, why_silent
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document
 from tieringd.config import Config
 from tieringd.daemon.human_units import duration, size
@@ -46,11 +46,7 @@ def status(
 async def _overview(config: Config) -> dict[str, Any]:
     found: dict[str, Any] | None = await asked(config, "/status/overview")
     if found is None:
-        typer.echo(
-            f"no daemon answers on {config.admin.host}:{config.admin.port}: is it running, and with this "
-            "configuration?",
-            err=True,
-        )
+        typer.echo(why_silent(config), err=True)
         raise typer.Exit(1)
     return found
 
@@ -92,7 +88,7 @@ def screen(seen: Overview) -> Iterator[str]:
     yield from _section("What needs a person", [f"{one.what}\n  {one.command}" for one in seen.tasks])
     yield from _section(
         "Worst partitions (= archive, - local log, # both)",
-        [line for one in seen.partitions[:_MOST_LINES] for line in _partition(one)],
+        list(_partitions(seen.partitions[:_MOST_LINES])),
     )
     yield from _section("Disks", [line for one in seen.disks for line in _disk(one)])
     yield from _section(
@@ -118,11 +114,16 @@ def _section(title: str, texts: Sequence[str]) -> Iterator[str]:
             yield from _wrapped("  ", line)
 
 
-def _partition(line: PartitionLine) -> Iterator[str]:
-    late = f"lag {duration(line.lag_seconds)}, {size(line.pending_bytes)} waiting"
-    yield f"{_bar(line)} {line.topic}-{line.partition}: {late}"
-    if line.fault or line.because:
-        yield f"  {f'{line.fault}: ' if line.fault else ''}{line.because}"
+def _partitions(lines: Sequence[PartitionLine]) -> Iterator[str]:
+    before = ""
+    for line in lines:
+        late = f"lag {duration(line.lag_seconds)}, {size(line.pending_bytes)} waiting"
+        yield f"{_bar(line)} {line.topic}-{line.partition}: {late}"
+        because = f"{f'{line.fault}: ' if line.fault else ''}{line.because}"
+        if because:
+            # An outage has the same reason for each partition, and this is one screen.
+            yield "  as above" if because == before else f"  {because}"
+        before = because
 
 
 def _bar(line: PartitionLine) -> str:

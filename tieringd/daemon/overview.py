@@ -212,6 +212,14 @@ class OverviewMaker:
             )
 
 
+_STAYING_FAULTS: Final = {
+    PartitionFault.CORRUPT.value,
+    PartitionFault.FENCED.value,
+    PartitionFault.OPERATOR.value,
+}
+_LAG_STEP_SECONDS: Final = 60
+
+
 def _line(topic: str, partition: int, status: PartitionStatus, figures: PartitionFigures) -> PartitionLine:
     return PartitionLine(
         topic,
@@ -226,10 +234,16 @@ def _line(topic: str, partition: int, status: PartitionStatus, figures: Partitio
     )
 
 
-def _badness(line: PartitionLine) -> tuple[bool, float, float, str, int]:
-    """Return what sorts the worst partition first: a fault, then a loss that is near, then what is late."""
+def _badness(line: PartitionLine) -> tuple[int, float, int, str, int]:
+    """
+    Return what sorts the worst partition first: a fault, then a loss that is near, then what is late.
+
+    Faults that do not end by themselves go before others. Lags count in steps, so that partitions that are
+    late for one reason stay in order from one look to the next.
+    """
+    rank = 0 if line.fault in _STAYING_FAULTS else 1 if line.fault else 2
     loss = math.inf if line.seconds_to_loss is None else line.seconds_to_loss
-    return not line.fault, loss, -line.lag_seconds, line.topic, line.partition
+    return rank, loss, -int(line.lag_seconds / _LAG_STEP_SECONDS), line.topic, line.partition
 
 
 def _finite(seconds: float) -> float | None:

@@ -31,8 +31,19 @@ table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.25rem .6rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600;opacity:.7}td{overflow-wrap:anywhere;min-width:3.5rem}
 td:last-child{min-width:12rem}.scroll{overflow-x:auto}.whole{white-space:nowrap}
+.place{display:block;min-width:8rem}
 code{font:12px ui-monospace,monospace;overflow-wrap:anywhere}
 svg{display:block;width:14rem;height:22px}
+@media(max-width:48rem){
+#partitions thead,#errors thead{display:none}
+#partitions td,#errors td{display:inline-block;border:0;min-width:0;padding:.1rem .8rem .1rem 0}
+#partitions tr,#errors tr{display:block;border-bottom:1px solid var(--line);padding:.4rem 0}
+#partitions td:nth-child(1),#partitions td:nth-child(n+5),#errors td{display:block}
+#partitions td:nth-child(1){font-weight:600}
+#partitions td:nth-child(2)::before{content:"lag "}
+#partitions td:nth-child(3)::after{content:" waiting"}
+#partitions td:nth-child(4)::before{content:"loss "}
+svg{width:100%}}
 .remote{fill:var(--remote)}.local{fill:var(--local)}.track{fill:var(--line)}
 """.replace("\n", "")
 
@@ -113,7 +124,7 @@ def _document(seen: Overview) -> Iterator[str]:
             (
                 f'<span class="{"bad" if one.level == "error" else "warn"}">{escape(one.event)}</span>'
                 + (f'<br><span class="faint">{escape(one.example)}</span>' if one.example else ""),
-                escape(one.where),
+                f'<span class="place">{escape(one.where)}</span>',
                 f"{times(one.times)}<br><span class='faint'>last {duration(one.seconds_ago)} ago</span>",
                 escape(one.remedy),
             )
@@ -133,7 +144,8 @@ def _figures(seen: Overview) -> str:
         ("partitions led", str(seen.led_partitions)),
         ("followed", str(seen.followed_partitions)),
         ("in error", str(sum(seen.faults.values()))),
-        ("waiting to be uploaded", f"{size(seen.pending_bytes)} in {seen.pending_segments} segments"),
+        ("waiting to be uploaded", size(seen.pending_bytes)),
+        ("segments that wait", str(seen.pending_segments)),
         ("oldest wait", duration(seen.lag_seconds)),
         ("until loss", loss),
         ("in the archive", size(seen.archived_bytes)),
@@ -156,7 +168,7 @@ def _partition(line: PartitionLine) -> tuple[str, ...]:
         f'<span class="whole">{size(line.pending_bytes)}</span>',
         loss,
         _ranges(line),
-        fault + escape(line.because),
+        fault + escape(line.because) if fault else f'<span class="faint">{escape(line.because)}</span>',
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,12 @@ def file(tmp_path):
 
 
 def test_show_prints_each_value_with_its_origin(file):
-    """One property on a line; remarks go to standard error, and a secret goes nowhere."""
+    """No line is wider than a screen; remarks go to standard error, and a secret goes nowhere."""
     done = tieringd("config", "show", file, TIERINGD_TEST_SECRET="hunter2")
     assert done.exit_code == 0
-    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.output.splitlines()}
+    assert max(map(len, done.output.splitlines())) < 80
+    whole = re.sub(r"\n +", "  ", done.output)
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in whole.splitlines()}
     assert lines["cloud_storage_backend"].split("  ")[0] == "google"
     assert lines["cloud_storage_backend"].endswith("inferred from cloud_storage_api_endpoint")
     assert lines["cloud_storage_bucket"].split() == ["archive", "line", "9"]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from tests.fakes.archive import tiered_config
-from tieringd.cli.daemon_status import waiting
+from tieringd.cli.daemon_status import asked, waiting, why_silent
 
 STATUS = {
     "partitions": [
@@ -74,3 +74,18 @@ async def test_daemon_that_does_not_run_tells_nothing(tmp_path):
         assert await waiting(config_with(tmp_path, port=unused.getsockname()[1]), "orders") == {}
     assert await waiting(config_with(tmp_path, port=0), "orders") == {}
     assert await waiting(config_with(tmp_path, enabled=False), "orders") == {}
+
+
+@pytest.mark.parametrize(
+    ("admin", "words"),
+    [
+        ({"enabled": False}, "admin.enabled is false"),
+        ({"port": 0}, "give admin.port a number"),
+        ({"port": 1}, "no daemon answers on 127.0.0.1:1: is it running"),
+    ],
+)
+async def test_daemon_that_is_silent_has_a_reason(tmp_path, admin, words):
+    """It says what to change where the configuration is the reason."""
+    config = config_with(tmp_path, **admin)
+    assert await asked(config, "/status/overview") is None
+    assert words in why_silent(config)

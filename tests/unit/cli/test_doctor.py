@@ -102,7 +102,11 @@ def test_a_missing_archive_is_told_with_what_to_do(host, tmp_path):
     )
     assert done.exit_code == 1
     assert findings(done)["store_read"]["outcome"] == "fault"
-    assert findings(done)["store_read"]["remedy"]
+    remedy = findings(done)["store_read"]["remedy"]
+    assert remedy
+    shown = invoked("doctor", "--timeout", "20", "--config", tmp_path / "tieringd.yaml").output
+    assert remedy in " ".join(shown.replace("->", "").split())
+    assert all(len(line) < 80 for line in shown.splitlines() if str(tmp_path) not in line)
     done = invoked(
         *("doctor", "--format", "json", "--timeout", "20"),
         *("--config", host(cloud_storage_file_root=str(tmp_path / "new"))),

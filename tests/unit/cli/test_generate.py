@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from tests.unit.cli.commands import invoked
+from tieringd.cli.generate import RUNBOOK
 from tieringd.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -116,9 +118,32 @@ def test_ways_to_run_on_kubernetes_are_listed(tmp_path):
         printed("kubernetes", "redpanda", "--directory", str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("kind", ["grafana", "kubernetes", "prometheus"])
+def test_pages_are_those_of_the_repository_and_alerts_link_to_them(tmp_path):
+    """A page is printed, or all are written over those of an older release, where the alerts' links lead."""
+    pages = {one.name: one.read_text() for one in (ROOT / "docs").glob("*.md")}
+    assert printed("docs").split() == sorted(one.removesuffix(".md") for one in pages)
+    assert printed("docs", "runbook") == pages["runbook.md"]
+    directory = tmp_path / "doc"
+    dry = printed("docs", "--directory", str(directory), "--dry-run")
+    assert not directory.exists()
+    directory.mkdir()
+    (directory / "runbook.md").write_text("of an older release")
+    assert printed("docs", "--directory", str(directory)) == dry
+    assert {one.name: one.read_text() for one in directory.iterdir()} == pages
+    assert RUNBOOK.removeprefix("file://") == "/usr/share/doc/tieringd/runbook.md"
+    (line,) = re.findall(
+        "^tieringd generate docs .*$", (ROOT / "docs/install_systemd.md").read_text(), re.MULTILINE
+    )
+    assert line.split()[-1] == "/usr/share/doc/tieringd"
+    with pytest.raises(ConfigError, match="there is no page none"):
+        printed("docs", "none")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        printed("docs", "--directory", str(directory / "runbook.md"))
+
+
+@pytest.mark.parametrize("kind", ["deploy/grafana", "deploy/kubernetes", "deploy/prometheus", "docs"])
 def test_files_are_in_the_package(kind):
-    """An installed package has them where the command looks for them."""
+    """An installed package has the files where the command looks for them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included[f"deploy/{kind}"] == f"tieringd/deploy/{kind}"
+    assert included[kind] == f"tieringd/deploy/{kind.removeprefix('deploy/')}"

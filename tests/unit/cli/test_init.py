@@ -39,7 +39,8 @@ def test_what_it_writes_is_accepted_without_a_warning(tmp_path, store, credentia
     assert config.broker.kind == broker
     assert config.topic("pay-ments", {}).remote_write
     assert config.topic("orders", {}).remote_write is (broker == "none")
-    assert path.stat().st_mode & 0o777 == 0o640
+    # The broker's user has to read it, and it names secrets without having them.
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_the_permissions_are_printed_for_the_user_and_the_bucket(tmp_path):
@@ -61,11 +62,12 @@ def test_the_permissions_are_printed_for_the_user_and_the_bucket(tmp_path):
 
 
 def test_an_existing_file_stays(tmp_path):
-    """An existing file is replaced only with `--force`."""
+    """An existing file is replaced only with `--force`; the error comes before the first question."""
     path = tmp_path / "tieringd.yaml"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="exists"):
-        invoked("init", path, *STORES["file"])
+    for options in (STORES["file"], ("--ask",)):
+        with pytest.raises(ConfigError, match="exists"):
+            invoked("init", path, *options)
     assert path.read_text() == "mine"
     assert invoked("init", path, "--force", *STORES["file"]).exit_code == 0
     assert "file_root" in path.read_text()
@@ -105,7 +107,7 @@ def test_a_faulty_answer_is_refused_before_anything_is_written(tmp_path):
 
 def test_it_asks_for_what_no_option_gives(tmp_path):
     """A wrong choice is asked for again; an empty answer is the default."""
-    path = tmp_path / "tieringd.yaml"
+    path = tmp_path / "etc" / "tieringd" / "tieringd.yaml"
     answers = ["nats", "kafka", "/data/kafka", "", "", "file", "/srv/archive", "", "orders pay-*"]
     done = invoked("init", path, "--ask", typed="\n".join([*answers, ""]))
     assert done.exit_code == 0, done.output + done.errors

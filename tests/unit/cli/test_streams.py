@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.support.daemon import write_config
+from tests.builders import segment_bytes
+from tests.support.daemon import run_well, write_config
 from tests.support.warm_start import start_command
 from tests.unit.cli.commands import TOPIC, invoked, make_site, read_terminal, tieringd
 from tests.unit.cli.test_dry_run import ALL
@@ -63,6 +64,7 @@ WITHOUT_A_SITE = {
     "generate scrape-config": (),
     "generate grafana-dashboard": ("overview",),
     "generate kubernetes": (),
+    "generate docs": ("runbook",),
 }
 ONLY_HELP = {
     "gateway": "a server that prints nothing",
@@ -187,3 +189,17 @@ def test_progress_is_shown_to_a_person_only(root, arguments, line):
         write_config(target, config | {"cloud_storage_file_root": str(root / "to-another")})
         assert invoked("archive", "init", "--config", target).exit_code == 0
     assert tieringd(*given).errors == ""
+
+
+def test_text_of_a_record_does_nothing_to_a_terminal(tmp_path):
+    """A terminal obeys escape codes; a file gets what the record says."""
+    site = make_site(tmp_path)
+    (site.partition_directory / f"{0:020d}.log").write_bytes(segment_bytes(value="\x1b[2Jé\n\0".encode()))
+    assert tieringd("run", "--once", "--config", site.config).exit_code == 0
+    arguments = ("read", TOPIC, "--partition", "0", "--count", "1", "--format", "text")
+    ours, theirs = pty.openpty()
+    process = start_command(*arguments, "--config", str(site.config), stdout=theirs)
+    os.close(theirs)
+    assert read_terminal(ours).endswith("\tk0\t\\x1b[2Jé\\n\\x00\r\n")
+    assert process.wait(60) == 0
+    assert run_well(*arguments, "--config", str(site.config)).endswith("\tk0\t\x1b[2Jé\n\0\n".encode())

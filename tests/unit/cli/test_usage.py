@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import tieringd
 from tests.unit.cli.commands import from_the_start, invoked
@@ -35,6 +36,7 @@ def test_commands_are_those_of_this_release():
         "space plan",
         "generate",
         "generate grafana-dashboard",
+        "generate docs",
         "generate kubernetes",
         "generate prometheus-rules",
         "generate scrape-config",
@@ -118,6 +120,16 @@ def test_help_says_what_the_command_does_and_takes(path):
     for parameter in command.params:
         assert any(option in text for option in parameter.opts), parameter.name
         assert getattr(parameter, "hidden", False) or getattr(parameter, "help", None), parameter.name
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_is_readable_at_80_columns(path):
+    """No word is cut, no paragraph has lines of another width, and no character is lost."""
+    done = CliRunner().invoke(main.app, [*path, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert "…" not in done.output
+    assert all(one.isprintable() for one in done.output.splitlines())
+    for paragraph in COMMANDS[path].help.split("\n\n"):
+        assert paragraph.startswith(("*", "-")) or "\n" not in paragraph
 
 
 @pytest.mark.parametrize(

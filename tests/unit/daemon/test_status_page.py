@@ -15,6 +15,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.uploads import settle
 from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
+from tieringd.cli.status import screen
 from tieringd.daemon.human_units import duration, size
 from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine
 from tieringd.daemon.recent_errors import RecentErrors, remembering
@@ -127,24 +128,40 @@ async def test_overview_of_a_daemon_says_what_its_metrics_say(tmp_path, broker, 
 
 
 def test_ten_thousand_partitions_are_twenty_lines_the_worst_first(metrics):
-    """A fault comes first, then the nearest loss, then the oldest wait; the page does not grow."""
+    """
+    A fault that stays comes first, then one that may end, then the nearest loss, then the oldest wait.
+
+    Waits of one minute stay in order from one look to the next. The page does not grow.
+    """
     statuses = {led(number): PartitionStatus() for number in range(10_000)}
     statuses[led(77)] = PartitionStatus(fault="batch CRC", fault_kind=PartitionFault.CORRUPT)
+    statuses[led(9000)] = PartitionStatus(fault="no answer", fault_kind=PartitionFault.STORE)
     for number in range(10_000):
         figures = PartitionFigures(lag_seconds=number, pending_bytes=1)
         loss = 60.0 if number == 5 else float("inf")
         metrics.partitions.show(TopicPartition("orders", number), replace(figures, seconds_to_loss=loss))
     found = maker(metrics, Statuses(statuses)).make()
     assert len(found.partitions) == MOST_PARTITIONS
-    assert [one.partition for one in found.partitions][:4] == [77, 5, 9999, 9998]
+    assert [one.partition for one in found.partitions][:5] == [77, 9000, 5, 9960, 9961]
     assert found.seconds_to_loss == 60
-    assert found.faults == {"corrupt": 1}
+    assert found.faults == {"corrupt": 1, "store": 1}
     assert [one.what.split(":")[0] for one in found.tasks] == [
         "in 1 min the broker deletes data of orders-5 that is not durable",
         "orders-77",
         "a closed segment of orders-9999 has waited for 2 h 46 min",
     ]
     assert len(page(found)) < 50_000
+
+
+def test_reason_that_many_partitions_share_is_told_once_on_a_terminal(metrics):
+    """An outage is the reason of each, and there is one screen."""
+    away = PartitionStatus(fault="the bucket is away", fault_kind=PartitionFault.STORE)
+    statuses = {led(number): away for number in range(3)} | {led(3): PartitionStatus()}
+    for number in range(4):
+        metrics.partitions.show(TopicPartition("orders", number), PartitionFigures())
+    lines = list(screen(maker(metrics, Statuses(statuses)).make()))
+    assert lines.count("    store: the bucket is away") == 1
+    assert lines.count("    as above") == 2
 
 
 def test_page_is_whole_and_loads_nothing(metrics):

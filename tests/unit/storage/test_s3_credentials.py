@@ -115,14 +115,28 @@ async def test_requests_are_signed_with_the_role(role, source):
     assert service.issued == 1
 
 
+@pytest.mark.parametrize("lifetime_seconds", [3600, FIVE_MINUTES])
 @pytest.mark.parametrize("source", SOURCES)
-async def test_end_of_the_credentials_is_known(role, source):
-    """A store knows the end of its credentials from the first request on, as the service gave it."""
-    service = CredentialService()
+async def test_end_of_the_credentials_is_known(role, source, lifetime_seconds):
+    """A store knows the end of its credentials as the service gave it: the SDK moves an end that is near."""
+    service = CredentialService(lifetime_seconds=lifetime_seconds)
     async with store_with(role, source, service, Bucket()) as store:
         assert store.credentials_end is None
         await store.get("key")
         assert store.credentials_end == pytest.approx(time.time() + service.lifetime_seconds, abs=60)
+
+
+async def test_metadata_service_that_did_not_renew_is_asked_again(role):
+    """The SDK would use the credentials past their end, and not ask again before."""
+    service, bucket = CredentialService(lifetime_seconds=FIVE_MINUTES), Bucket()
+    async with store_with(role, "metadata", service, bucket) as store:
+        await store.get("key")
+        service.lifetime_seconds = 3600
+        await store.get("key")
+        await refreshed(store)
+        assert store.credentials_end > time.time() + FIVE_MINUTES
+        await store.get("key")
+    assert bucket.signers[::2] == ["ASIA1", "ASIA2"]
 
 
 async def test_instance_metadata_is_asked_with_a_session_token(role):

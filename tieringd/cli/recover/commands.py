@@ -110,6 +110,8 @@ def directory(
 
     First create the topics on the new broker, with one replica and the archived number of partitions,
     and stop the broker. The next attempt continues the work of an interrupted one.
+
+    --validate is check_manifest_existence (the default), check_manifest_and_segment_metadata, or no_check.
     """
     if shallow and (last_bytes is not None or last_ms is not None):
         raise typer.BadParameter("--shallow downloads nothing: leave out --last-bytes and --last-ms")
@@ -144,7 +146,7 @@ def cluster(
     last_ms: LastMs = None,
     rename: Annotated[
         str | None,
-        typer.Option(help="REGEX=REPLACEMENT: rename each topic whose whole name matches; \1 is a group."),
+        typer.Option(help="REGEX=REPLACEMENT: rename each topic whose whole name matches; \\1 is a group."),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Text to put before each name.")] = "",
     suffix: Annotated[str, typer.Option(help="Text to put after each name.")] = "",
@@ -181,6 +183,8 @@ def cluster(
 
     The command creates the topics with a retention that keeps records of any age. Run the same command
     again after an interruption: it continues, without duplicates and without omissions.
+
+    --validate is check_manifest_existence (the default), check_manifest_and_segment_metadata, or no_check.
     """
     asked = into_cluster.ClusterRecovery(
         TopicSelection(chosen_topics(patterns, topics), from_cluster, topic_id),

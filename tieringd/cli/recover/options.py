@@ -71,6 +71,7 @@ LastBytes = Annotated[
         "--last-bytes",
         help="Only the newest data of each partition, up to this size, such as 10GiB.",
         parser=amount(SIZE),
+        metavar="SIZE",
     ),
 ]
 LastMs = Annotated[
@@ -79,14 +80,18 @@ LastMs = Annotated[
         "--last-ms",
         help="Only the newest data of each partition, up to this age, such as 7d.",
         parser=amount(DURATION),
+        metavar="DURATION",
     ),
 ]
-Validate = Annotated[Validation, typer.Option(help="What to check before the restore.")]
+Validate = Annotated[
+    Validation,
+    typer.Option(metavar="CHECK", help="What to check before the restore, see above.", show_default=False),
+]
 ValidationDepth = Annotated[
     int,
     typer.Option(
-        help="How many of each partition's newest segments check_manifest_and_segment_metadata checks; 0 is "
-        "all.",
+        metavar="COUNT",
+        help="How many of each partition's newest segments have their metadata checked; 0 is all.",
         min=0,
     ),
 ]

@@ -174,7 +174,7 @@ def export(
         typer.Option(
             metavar="URL",
             help="Parquet: where to write. file:///directory, s3://bucket/prefix, gs://bucket/prefix or "
-            "azure://container/prefix, with the access settings of the archive's bucket.",
+            "azure://bucket/prefix, with the access settings of the archive's bucket.",
             show_default=False,
         ),
     ] = None,
@@ -196,8 +196,8 @@ def export(
         typer.Option(
             metavar="KEY=VALUE",
             help="Iceberg: a property of the catalogue, which overrides pyiceberg's configuration. May be "
-            "given several times. Put secrets in PYICEBERG_CATALOG__NAME__KEY, where the list of "
-            "processes does not show them.",
+            "given several times. Put secrets into environment variables of pyiceberg's, where the list "
+            "of processes does not show them.",
             show_default=False,
         ),
     ] = None,

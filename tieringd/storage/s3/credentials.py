@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -31,7 +32,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.utils import AioContainerMetadataFetcher, AioInstanceMetadataFetcher, create_nested_client
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
-from botocore.utils import resolve_imds_endpoint_mode
+from botocore.utils import parse_timestamp, resolve_imds_endpoint_mode
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
 from tieringd.storage.single_flight import Flight, SingleFlight
@@ -67,6 +68,9 @@ class CredentialSource(Protocol):
 
     async def load(self) -> Any:
         """Return the SDK's self-refreshing credentials; None when the service has none."""
+
+    def end_of(self, loaded: Any) -> float | None:
+        """Return when *loaded* expire as the service said it, in Unix time; None where it said nothing."""
 
     def explain(self, error: Exception | None) -> TieringError:
         """
@@ -118,7 +122,7 @@ class RoleCredentials:
         """
         if self._loaded is None or self._loaded.refresh_needed(_NEEDED_SECONDS):
             await self._refreshes.arrived(self._fetch())
-        elif self._loaded.refresh_needed():
+        elif self._loaded.refresh_needed() or self._has_moved_end():
             now = asyncio.get_running_loop().time()
             if now >= self._early_from:
                 self._early_from = now + _EARLY_PAUSE_SECONDS
@@ -130,12 +134,16 @@ class RoleCredentials:
     @property
     def end(self) -> float | None:
         """Return when the credentials expire, in Unix time; None before the first, or without an expiry."""
-        expiry: datetime | None = getattr(self._loaded, "_expiry_time", None)
-        return None if expiry is None else expiry.timestamp()
+        return self._source.end_of(self._loaded)
 
     def note_success(self) -> None:
         """Note that the store accepted these credentials."""
         self._is_proven = True
+
+    def _has_moved_end(self) -> bool:
+        """Say whether the credentials end soon, and the SDK has moved their end (`_MetadataFetcher`)."""
+        end = self.end
+        return end is not None and end - time.time() < _NEEDED_SECONDS and not self._loaded.refresh_needed()
 
     def renew(self, generation: int) -> bool:
         """
@@ -162,7 +170,9 @@ class RoleCredentials:
 
     async def _refresh(self, generation: int) -> None:
         try:
-            loaded = self._loaded or await self._source.load()
+            # With a moved end the SDK would not ask the service again for a quarter of an hour.
+            keep = self._loaded is not None and not self._has_moved_end()
+            loaded = self._loaded if keep else await self._source.load()
             if loaded is None:
                 raise self._source.explain(None)
             frozen = await loaded.get_frozen_credentials()
@@ -205,6 +215,26 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 logging.getLogger("aiobotocore.credentials").addFilter(_without_traceback)
 
 
+def _expiry_of(loaded: Any) -> float | None:
+    expiry: datetime | None = getattr(loaded, "_expiry_time", None)
+    return None if expiry is None else expiry.timestamp()
+
+
+class _MetadataFetcher(AioInstanceMetadataFetcher):  # type: ignore[misc]
+    """
+    The SDK's fetcher, which also keeps the end of credentials as the metadata service said it.
+
+    The SDK goes on with credentials that the service does not renew, and moves their end to do so. That
+    would hide from operators that the store is about to refuse every request.
+    """
+
+    said_end: float | None = None
+
+    def _evaluate_expiration(self, credentials: dict[str, str]) -> None:
+        self.said_end = parse_timestamp(credentials["expiry_time"]).timestamp()
+        super()._evaluate_expiration(credentials)
+
+
 class _WatchedSession:
     """An HTTP session that keeps the status of the last response. Unlike the SDK's own it uses no proxy."""
 
@@ -240,7 +270,7 @@ class _InstanceMetadata:
 
     def __init__(self, session: Any) -> None:
         self._watched = _WatchedSession()
-        self._fetcher = AioInstanceMetadataFetcher(
+        self._fetcher = _MetadataFetcher(
             # An operator who chooses this source does not want the environment to disable it.
             env={},
             user_agent=session.user_agent(),
@@ -254,6 +284,9 @@ class _InstanceMetadata:
 
     async def load(self) -> Any:
         return await AioInstanceMetadataProvider(iam_role_fetcher=self._fetcher).load()
+
+    def end_of(self, loaded: Any) -> float | None:
+        return None if loaded is None else self._fetcher.said_end
 
     def explain(self, error: Exception | None) -> TieringError:
         return self._watched.explain(
@@ -275,6 +308,9 @@ class _ContainerMetadata:
         # No pause between attempts: the waiting requests have a deadline and a backoff of their own.
         fetcher = AioContainerMetadataFetcher(session=self._watched, sleep=lambda _: asyncio.sleep(0))
         return await AioContainerProvider(fetcher=fetcher).load()
+
+    def end_of(self, loaded: Any) -> float | None:
+        return _expiry_of(loaded)
 
     def explain(self, error: Exception | None) -> TieringError:
         return self._watched.explain(
@@ -305,6 +341,9 @@ class _WebIdentity:
         return await AioAssumeRoleWithWebIdentityProvider(
             load_config=dict, client_creator=self._client, profile_name="default"
         ).load()
+
+    def end_of(self, loaded: Any) -> float | None:
+        return _expiry_of(loaded)
 
     def _client(self, service: str, *, config: AioConfig) -> Any:
         return create_nested_client(
