@@ -381,6 +381,29 @@ def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
     assert readings(shelf, writer) == erased
 
 
+@pytest.mark.parametrize("is_spilled", [False, True])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_scrub_tells_of_a_rewritten_segment_without_a_record(shelf, is_damaged, is_spilled):
+    """The manifest is all that says what took the place of what."""
+    writer = keyed(shelf)
+    if is_spilled:
+        writer.append(b"x")
+        writer.roll()
+        shelf.archive(writer, spill=True)
+    assert erased(shelf).faults == ()
+    assert scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2).faults == ()
+    (key,) = records_in(shelf, writer)
+    if is_damaged:
+        shelf.write(key, b"junk")
+    else:
+        shelf.remove(key)
+
+    faults = scrubbed(shelf.config, spread, topics=(), with_orphans=False, cores=2).faults
+
+    assert len(faults) == 4
+    assert all("rewriting_missing: no record names this rewritten segment" in one for one in faults)
+
+
 def test_scrub_keeps_records_that_are_needed(shelf):
     """One of a job that died just before its swap is an orphan, with what it names."""
     writer = shelf.writer()
