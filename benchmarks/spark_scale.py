@@ -55,7 +55,7 @@ from tieringd.spark.jobs.compact import bitmaps_of_runs
 from tieringd.spark.jobs.compaction_tasks import BITMAP_OFFSETS, offsets_in
 from tieringd.spark.jobs.export.round_planning import next_round
 from tieringd.spark.jobs.export.state import ExportRules
-from tieringd.spark.jobs.swapping import Outcome, PartitionSwap, SwapKind, delete_replaced, swap_all
+from tieringd.spark.jobs.swapping import PartitionSwap, SwapKind, SwapOutcome, delete_replaced, swap_all
 from tieringd.spark.source.data_source import TieringdDataSource
 from tieringd.spark.source.offset_finder import OffsetFinder
 from tieringd.spark.source.options import Subscription
@@ -244,7 +244,7 @@ async def _job_requests(count: int) -> float:
         clock=ArchiveClock(),
         config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=1 << 20),
     )
-    outcome = Outcome()
+    outcome = SwapOutcome()
     before = time.perf_counter()
     chosen = await chosen_partitions(bucket, ["orders"])
     swaps = [PartitionSwap(one.partition, [Successor((old,), new)]) for one in chosen.partitions]
