@@ -90,15 +90,18 @@ class _Block:
     @classmethod
     def of(cls, values: Mapping[str, Sequence[int]]) -> _Block:
         """Pack the columns of a block, which have the same length."""
-        for name, column in values.items():
-            low, high = _LIMITS[name]
-            if min(column) < low or max(column) > high:
-                raise ValueError(f"a segment column holds a value out of range: {name}")
         cells = []
         for name in _NAMES:
-            reference = _REFERENCES.get(name)
             column = values[name]
-            cells.append(_packed(list(map(sub, column, values[reference])) if reference else column))
+            low, high = min(column), max(column)
+            least, most = _LIMITS[name]
+            if low < least or high > most:
+                raise ValueError(f"a segment column holds a value out of range: {name}")
+            reference = _REFERENCES.get(name)
+            if reference:
+                column = list(map(sub, column, values[reference]))
+                low, high = min(column), max(column)
+            cells.append(_packed(column, low, high))
         latest_ms = max(values["max_timestamp_ms"])
         return cls(len(values[_WRITER]), tuple(cells), values["base_offset"][0], latest_ms)
 
@@ -119,7 +122,8 @@ class _Block:
 
     def renumbered(self, numbers: Sequence[int]) -> _Block:
         """Return the same rows, with each writer number replaced by its entry in *numbers*."""
-        writers = _packed([numbers[number] for number in self.values(_WRITER)])
+        values = [numbers[number] for number in self.values(_WRITER)]
+        writers = _packed(values, min(values), max(values))
         return replace(self, cells=(*self.cells[:-1], writers))
 
 
@@ -187,7 +191,7 @@ class SegmentTable:
         if len({len(column) for column in values.values()}) != 1:
             raise ValueError("segment columns differ in length")
         table = cls(_blocks(values), known)
-        if any(number >= len(known) for number in table.writer_numbers):
+        if max(values[_WRITER], default=-1) >= len(known):
             raise ValueError("a segment names a writer that the manifest does not list")
         return table
 
@@ -383,8 +387,8 @@ def _blocks(values: Mapping[str, Sequence[int]]) -> tuple[_Block, ...]:
     )
 
 
-def _packed(values: Sequence[int]) -> _Cells:
-    low, high = min(values), max(values)
+def _packed(values: Sequence[int], low: int, high: int) -> _Cells:
+    """Pack *values*, of which *low* is the smallest and *high* the largest."""
     if low == high:
         return _Cells(low, None)
     code = next((code for limit, code in _WIDTHS if high - low < limit), "Q")
