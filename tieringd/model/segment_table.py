@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from operator import add, sub
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from tieringd.model.segment import RemoteSegment
 
@@ -52,6 +52,7 @@ _LIMITS: Final = {
 _PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
 _REFERENCES: Final = {"last_offset": "base_offset", "base_timestamp_ms": "max_timestamp_ms"}
 """Columns that are near another one are kept as the difference to it."""
+_BlockParts: TypeAlias = "tuple[int, tuple[int, ...], tuple[array[int] | None, ...], int, int]"
 _WIDTHS: Final = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
 
 
@@ -114,6 +115,17 @@ class _Block:
         values = self.cells[_PLACES[name]].values(self.rows)
         reference = _REFERENCES.get(name)
         return map(add, values, self.cells[_PLACES[reference]].values(self.rows)) if reference else values
+
+    def parts(self) -> _BlockParts:
+        """Return the values that make it up, without objects of our own."""
+        lows, aboves = (tuple(getattr(cells, name) for cells in self.cells) for name in ("low", "above"))
+        return self.rows, lows, aboves, self.base_offset, self.latest_ms
+
+    @classmethod
+    def of_parts(cls, parts: _BlockParts) -> _Block:
+        """Return the block that has these `parts`."""
+        rows, lows, aboves, base_offset, latest_ms = parts
+        return cls(rows, tuple(map(_Cells, lows, aboves)), base_offset, latest_ms)
 
     def part(self, begin: int, end: int) -> _Block:
         rows, cells = end - begin, tuple(cells.part(begin, end) for cells in self.cells)
@@ -242,6 +254,10 @@ class SegmentTable:
             for *values, number in zip(*columns, block.values(_WRITER), strict=True):
                 fields = dict(zip(COLUMNS, values, strict=True))
                 yield RemoteSegment(writer_id=self._writers[number], **fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle few objects: the tasks of a large plan have a table each, and objects cost more than rows."""
+        return _unpickled, (self._writers, [block.parts() for block in self.blocks])
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -374,6 +390,11 @@ class SegmentTable:
             added = {name: [*blocks[-1].values(name), *column] for name, column in added.items()}
             blocks = blocks[:-1]
         return SegmentTable((*blocks, *_blocks(added)), writers)
+
+
+def _unpickled(writers: tuple[str, ...], blocks: Iterable[_BlockParts]) -> SegmentTable:
+    """Return the table that `SegmentTable.__reduce__` has described."""
+    return SegmentTable(tuple(map(_Block.of_parts, blocks)), writers)
 
 
 def _listed(values: Iterable[int]) -> Sequence[int]:
