@@ -11,7 +11,6 @@ NO_PROXY).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
@@ -45,7 +44,7 @@ from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
-from tieringd.storage.threads import body_threads
+from tieringd.storage.threads import body_threads, in_thread_if_large
 
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 
@@ -313,7 +312,7 @@ class S3Store:
             )
             data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
         info = info_of(call, key, answer, size_bytes=len(data))
-        if info.crc32c is not None and await asyncio.to_thread(crc32c_of, data) != info.crc32c:
+        if info.crc32c is not None and await in_thread_if_large(len(data), crc32c_of, data) != info.crc32c:
             raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return data, info
 
