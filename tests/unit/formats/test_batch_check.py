@@ -103,7 +103,7 @@ def test_any_flipped_bit_is_noticed(at, bit):
     st.booleans(),
 )
 def test_pieces_change_nothing(ends, damaged_at, size, has_checksum):
-    """Wherever bytes are cut into pieces, the outcome is that of all bytes at once, position included."""
+    """The outcome is that of all bytes at once, position included, wherever they are cut into pieces."""
     data = bytearray(DATA)
     if damaged_at is not None:
         data[damaged_at] ^= 1

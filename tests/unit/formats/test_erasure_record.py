@@ -65,7 +65,7 @@ OUTCOME = replace(
 
 
 def test_rebuild_reads_what_was_replaced_and_gone_over():
-    """Of the last record; the first one only says that an erasure had begun."""
+    """The last record has both. The first one only says that an erasure had begun."""
     done = decode_erasure(encode_erasure_outcome(ERASURE_REQUEST, OUTCOME), source="test")
     assert (done.job_id, done.topics) == (ERASURE_REQUEST.job_id, ERASURE_REQUEST.topics)
     assert done.gone_over == OUTCOME.gone_over

@@ -168,7 +168,7 @@ async def test_parts_that_hold_other_counts_than_said_are_found(bucket):
 @pytest.mark.parametrize("damage", ["removed", "truncated"])
 @pytest.mark.parametrize("dropped", [0, 3], ids=["live", "spilled"])
 async def test_record_of_a_rewriting_that_is_lost_is_stored_again(bucket, damage, dropped):
-    """Without it a rebuild of a lost manifest would bring back what an erasure removed."""
+    """Scrub stores it again: a rebuild of a lost manifest would bring back what an erasure removed."""
     writer = bucket.writer
     for number in range(4):
         writer.append(b"secret", b"x", keys=[b"secret", b"other-%d" % number])
