@@ -94,7 +94,7 @@ def kafka_config(
     return {
         "broker": {
             "kind": "kafka",
-            "log_dirs": [str(kafka.log_dir(node_id))],
+            "log_dirs": [str(path) for path in kafka.brokers[node_id - 1].log_dirs],
             "bootstrap": [kafka.brokers[node_id - 1].bootstrap],
             "node_id": node_id,
         },

@@ -92,6 +92,13 @@ class DelayAnswer:
 
 
 @dataclass(frozen=True)
+class SlowAnswer:
+    """The server handles the request. Its answer passes after some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class DamageRequest:
     """One bit of the request's body is flipped on the way. The length stays."""
 
@@ -110,6 +117,7 @@ Fault: TypeAlias = (
     | StallAnswer
     | NoAnswer
     | DelayAnswer
+    | SlowAnswer
     | DamageRequest
     | DamageAnswer
 )
@@ -239,6 +247,8 @@ class FaultProxy:
         if isinstance(fault, DelayAnswer):
             await self._stall(to_client)
             return False
+        if isinstance(fault, SlowAnswer):
+            await asyncio.sleep(fault.seconds)
         first, headers = _parse(head)
         exchange.status = int(first.split(" ")[1])
         to_client.write(head)
