@@ -241,7 +241,8 @@ class FaultProxy:
     ) -> bool:
         fault = exchange.fault
         head = await _read_head(server)
-        if isinstance(fault, NoAnswer):
+        if isinstance(fault, NoAnswer) or not head:
+            # Without a head, the server has ended before its answer: the client sees the same.
             to_client.transport.abort()
             return False
         if isinstance(fault, DelayAnswer):

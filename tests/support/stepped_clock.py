@@ -7,6 +7,7 @@ are. libfaketime is fetched as the other components are. `python -m tests.suppor
 
 from __future__ import annotations
 
+import atexit
 import runpy
 import sys
 import threading
@@ -23,6 +24,7 @@ _PACKAGE = "libfaketime"
 _ELSEWHERE = f"install Debian's package {_PACKAGE}"
 _LIBRARY = "lib/*/faketime/libfaketimeMT.so.1"  # The one for programs with threads.
 _ROOT = Path(__file__).parents[2]
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def require_libfaketime() -> Path:
@@ -76,11 +78,22 @@ class SteppedDaemon(Daemon):
         command = [sys.executable, "-m", __name__, "run", "--config", str(config)]
         self.server = Server([*environment, *command], output=output)
 
+    def launch(self) -> None:
+        """Start the process; it is not ready yet."""
+        super().launch()
+        # The library leaves its shared memory behind when its process is killed.
+        atexit.register(_remove_shared_memory, self.server.pid)
+
     def step(self, seconds: int) -> None:
         """Set the clock: this many seconds from the right time. It takes effect within a second or two."""
         new = self._offset.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         new.replace(self._offset)
+
+
+def _remove_shared_memory(process: int) -> None:
+    for path in _SHARED_MEMORY.glob(f"*faketime_*_{process}"):
+        path.unlink(missing_ok=True)
 
 
 def _sleep(seconds: float) -> None:
