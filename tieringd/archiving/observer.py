@@ -136,6 +136,8 @@ class BrokerSnapshot:
     whose configuration the broker returned.
     """
     paused: frozenset[TopicKey] = frozenset()
+    led_elsewhere: int = 0
+    """The number of those of `followed` that another broker leads."""
     unclear: frozenset[TopicPartition] = frozenset()
     """Partitions that could not be read: what is known of them stays as it is."""
     local: tuple[LocalPartition, ...] = ()
@@ -345,7 +347,7 @@ class Observer:
             held_back.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
         self._remember(observed)
         self._report(problems, scan)
-        self._metrics.followed_partitions.set(len(followed))
+        self._metrics.followed_partitions.set(led_elsewhere := _led_elsewhere(view, followed))
         self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
         self._metrics.paused_topics.set(len(paused))
         return BrokerSnapshot(
@@ -361,6 +363,7 @@ class Observer:
             managed,
             self._remote_delete(cluster, ours, view),
             frozenset(paused),
+            led_elsewhere,
             frozenset(unclear),
             tuple(ours),
             topics,
@@ -540,6 +543,11 @@ def _upload_share(view: ClusterView, topics: Collection[str], *, led: int) -> fl
 def _untrimmed(topic: TopicConfig) -> TopicConfig:
     """Return the configuration of a partition that is not trimmed before a topic manifest counts it."""
     return topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)
+
+
+def _led_elsewhere(view: ClusterView, followed: Sequence[FollowedPartition]) -> int:
+    """Return how many of *followed* another broker leads: others are paused or closed for archiving."""
+    return sum(not view.replicas[one.log.partition.topic_partition].is_leader for one in followed)
 
 
 def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:

@@ -29,6 +29,7 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     TopicPatterns,
+    counted,
     is_chosen,
     loaded,
     print_document,
@@ -307,7 +308,9 @@ async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault)
                 "lifecycle": found.topic.lifecycle.value,
                 "remark": lifecycle_remark(found.topic),
             }
-            async for found in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)
+            async for found in counted(
+                archive.catalog.archived_topics(is_wanted, on_fault=on_fault), "topics"
+            )
         ]
 
 
@@ -345,7 +348,8 @@ async def _verify(
         return is_chosen(key.topic, topics)
 
     async with opened_archive(config) as archive:
-        chosen = [one async for one in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)]
+        wanted = archive.catalog.archived_topics(is_wanted, on_fault=on_fault)
+        chosen = [one async for one in counted(wanted, "topics")]
         manifests = [found for one in chosen for found in one.partitions]
         reports = []
         for number, found in enumerate(manifests, 1):

@@ -21,6 +21,7 @@ from tieringd.cli.options import (
     ConfigFile,
     Format,
     OutputFormat,
+    counted,
     loaded,
     print_document,
     print_table,
@@ -155,7 +156,7 @@ async def _rows(config: Config, on_fault: OnFault) -> list[Row]:
         former: list[Row] = []
         bucket = f"remote://{bucket_name(config)}"
         of_cluster = archive.catalog.archived_topics(lambda key: key.cluster == cluster, on_fault=on_fault)
-        archived = [one async for one in of_cluster]
+        archived = [one async for one in counted(of_cluster, "topics")]
         latest = _latest(one.topic for one in archived)
         held = {each.topic_partition for one in directories for each in one.replicas}
         for topic, partitions in ((one.topic, one.partitions) for one in archived):

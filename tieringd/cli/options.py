@@ -7,7 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -28,6 +29,7 @@ from tieringd.errors import TieringError
 from tieringd.formats.object_keys import TopicKey
 
 T = TypeVar("T")
+_SECONDS_BETWEEN = 2.0
 
 
 class OutputFormat(StrEnum):
@@ -144,6 +146,31 @@ def show_progress(text: str) -> None:
     """Print a line of progress on standard error, if a person watches: if that is a terminal."""
     if sys.stderr.isatty():
         typer.echo(text, err=True)
+
+
+async def counted(
+    items: AsyncIterator[T],
+    noun: str,
+    *,
+    show: Callable[[str], None] = show_progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[T]:
+    """
+    Pass *items* on, and show every two seconds how many there were.
+
+    Args:
+        items: What a command reads from the bucket, which may take minutes.
+        noun: What the items are, in the plural.
+        show: Takes a line of text.
+        clock: Seconds that never go back.
+    """
+    shown_at, count = clock(), 0
+    async for one in items:
+        count += 1
+        if clock() - shown_at >= _SECONDS_BETWEEN:
+            shown_at = clock()
+            show(f"{count} {noun} read")
+        yield one
 
 
 def print_json(document: object) -> None:

@@ -243,7 +243,7 @@ def _left_out(seen: Seen) -> Iterator[Task]:
         yield Task(f"{place} cannot be read: {why}", f"ls -ld {place}")
     if seen.paused_topics:
         names = ", ".join(seen.paused_topics[:_MOST_OF_A_KIND])
-        yield Task(f"paused topics: {names}", "tieringd topic resume TOPIC")
+        yield Task(f"paused topics: {names}", f"tieringd topic resume {seen.paused_topics[0]}")
 
 
 def _archive(metrics: Metrics) -> Iterator[Task]:

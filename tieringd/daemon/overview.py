@@ -172,7 +172,7 @@ class OverviewMaker:
             broker=self._facts.broker,
             reasons=seen.reasons,
             led_partitions=len(statuses) - faults[PartitionFault.FENCED.value],
-            followed_partitions=len(snapshot.followed) if snapshot is not None else 0,
+            followed_partitions=snapshot.led_elsewhere if snapshot is not None else 0,
             pending_bytes=sums.pending_bytes,
             pending_segments=sums.pending_segments,
             lag_seconds=sums.lag_seconds,

@@ -295,6 +295,8 @@ async def test_paused_topic_is_followed_and_not_archived(watch, writers):
     assert (wanted(snapshot), followed(snapshot)) == ({}, ["orders-0", "orders-1", "orders-2"])
     assert snapshot.paused == {key}
     assert watch.value("paused_topics") == 1
+    # This broker leads them, so it could not take them over.
+    assert watch.value("followed_partitions") == snapshot.led_elsewhere == 0
 
 
 async def test_pause_and_resume_are_seen_as_the_registry_knows_them(watch, writers):

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.daemon import command
 from tests.unit.cli.commands import TOPIC, invoked, make_site, read_terminal, tieringd
-from tieringd.cli.options import moment
+from tieringd.cli.options import counted, moment
 from tieringd.cli.recover.options import chosen_topics
 
 
@@ -140,3 +140,20 @@ def test_one_variable_names_the_configuration_everywhere(site):
     """The variable names the configuration for each command, even if the file is an argument there."""
     for arguments in (("config", "check"), ("config", "show"), ("archive", "topics"), ("lag",)):
         assert tieringd(*arguments, TIERINGD_CONFIG=str(site.config)).exit_code == 0, arguments
+
+
+@pytest.mark.parametrize(
+    ("seconds_each", "lines"), [(0.5, ["4 topics read", "8 topics read"]), (0.01, [])], ids=["long", "short"]
+)
+async def test_items_that_take_long_to_read_are_counted(seconds_each, lines):
+    """A line every two seconds says how many were read; a short read has none, and all items pass."""
+    seconds, shown = [0.0], []
+
+    async def numbers():
+        for number in range(10):
+            seconds[0] += seconds_each
+            yield number
+
+    found = counted(numbers(), "topics", show=shown.append, clock=lambda: seconds[0])
+    assert [one async for one in found] == list(range(10))
+    assert shown == lines

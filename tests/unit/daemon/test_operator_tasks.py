@@ -192,3 +192,10 @@ def test_tasks_of_many_partitions_are_few(found):
     found_tasks = found(partitions=lines)
     assert len(found_tasks) == 6
     assert found_tasks[-1][0].startswith("95 more partitions")
+
+
+def test_paused_topics_are_one_task_whose_command_names_the_first(found):
+    """A command that an operator can type as it stands is worth more than a placeholder."""
+    assert found(paused_topics=("orders", "payments")) == [
+        ("paused topics: orders, payments", "tieringd topic resume orders")
+    ]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tieringd.archive.catalog import ArchivedTopic, OnFault
+from tieringd.cli.options import counted
 from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
@@ -53,7 +54,7 @@ async def matching(archive: Archive, wanted: TopicSelection, *, on_fault: OnFaul
     A selected topic that cannot be read is given to *on_fault*. Other topics are not read.
     """
     selected = archive.catalog.archived_topics(wanted.includes, with_history=True, on_fault=on_fault)
-    return [one async for one in selected if one.topic.lifecycle not in BEYOND_RETURN]
+    return [one async for one in counted(selected, "topics") if one.topic.lifecycle not in BEYOND_RETURN]
 
 
 async def matching_once(
