@@ -41,7 +41,7 @@ def test_each_kind_comes_before_any_comes_again():
 
 
 def test_slow_kinds_come_in_one_round_of_four():
-    """An hour has many faults so, and still each kind more than once."""
+    """Slow kinds leave room for many faults in an hour, and each kind still comes more than once."""
     slow_kinds = slow(KINDS)
     assert slow_kinds
     once = len(KINDS)
