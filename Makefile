@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool chromium clients dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool libfaketime chromium clients dashboards metrics-reference lock audit class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/t
 azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.azurite
 
+libfaketime: .venv/.installed-dev ## Fetch libfaketime from Debian's package (into ~/.cache/tieringd)
+	$(BIN)/python -m tests.support.stepped_clock
+
 promtool: .venv/.installed-dev ## Fetch Prometheus and promtool from Debian's package (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.promtool
 
@@ -55,6 +58,12 @@ lock: .venv/.installed-dev ## Write the locks of the container's packages from p
 	$(BIN)/python -m deploy.container_locks
 	$(BIN)/python -m deploy.licences
 
+audit: .venv/.installed-dev ## Look up known vulnerabilities of the locked packages of the images (asks a service over the network)
+	$(BIN)/python -m venv .venv/audit
+	.venv/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	for lock in requirements.lock requirements-spark.lock requirements-build.lock; do \
+		.venv/audit/bin/pip-audit --strict --progress-spinner off --require-hashes --disable-pip --requirement deploy/container/$$lock || exit 1; done
+
 class-data: kafka ## Make the archives that JVMs of tests start from in half the time (in ~/.cache/tieringd and .venv)
 	$(BIN)/python -m tests.support.make_class_data
 
@@ -73,7 +82,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
+test: components class-data azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
@@ -109,13 +118,13 @@ fuzz: .venv/.installed-dev ## Give wrong bytes to every parser, and then wrong f
 	$(BIN)/python -m tests.fuzz.run --seconds $$(( $(or $(MINUTES),10) * 60 )) --seed $(or $(SEED),0)
 	TIERINGD_FUZZ_MINUTES=$(or $(MINUTES),10) $(BIN)/pytest --timeout 100000 tests/unit/endpoint/test_fuzz.py
 
-swarm: .venv/.installed-dev kafka ## Let faults of every kind come over three brokers, daemons, gateways and a store (MINUTES=10, SEED=1; ARGS=--write)
-	$(BIN)/python -m tests.swarm.run --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(ARGS)
+swarm: .venv/.installed-dev kafka azurite libfaketime ## Let faults of every kind come over three brokers, daemons, gateways and a store (MINUTES=10, SEED=1, STORE=s3; ARGS=--write)
+	$(BIN)/python -m tests.swarm.run --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --store $(or $(STORE),s3) $(ARGS)
 
-coverage-map: components kafka azurite promtool chromium clients ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
+coverage-map: components kafka azurite promtool libfaketime chromium clients ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
 
-nightly: components kafka azurite promtool chromium clients ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, a swarm, coverage map (SEEDS=5000 MINUTES=10)
+nightly: components kafka azurite promtool libfaketime chromium clients ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, a swarm, coverage map (SEEDS=5000 MINUTES=10)
 	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak fuzz swarm coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 from pyspark.sql import functions as sql
+from pyspark.worker_util import pickleSer
 
 from benchmarks.harness import machine, write_json
 from tests.builders import DEFAULT_TIME_MS
@@ -55,7 +56,7 @@ from tieringd.spark.jobs.compact import bitmaps_of_runs
 from tieringd.spark.jobs.compaction_tasks import BITMAP_OFFSETS, offsets_in
 from tieringd.spark.jobs.export.round_planning import next_round
 from tieringd.spark.jobs.export.state import ExportRules
-from tieringd.spark.jobs.swapping import Outcome, PartitionSwap, SwapKind, delete_replaced, swap_all
+from tieringd.spark.jobs.swapping import PartitionSwap, SwapKind, SwapOutcome, delete_replaced, swap_all
 from tieringd.spark.source.data_source import TieringdDataSource
 from tieringd.spark.source.offset_finder import OffsetFinder
 from tieringd.spark.source.options import Subscription
@@ -184,6 +185,7 @@ def plan(*, is_quick: bool) -> dict[str, float]:
         "plan_seconds": found["seconds"] * scale,
         "plan_cpu_seconds": found["cpu_seconds"] * scale,
         "plan_mib": found["mib"],
+        "plan_pickled_mib": found["pickled_mib"] * scale,
     }
 
 
@@ -192,6 +194,8 @@ def _planned(options: Mapping[str, str]) -> dict[str, float]:
     idle_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     before, cpu_before = time.perf_counter(), time.process_time()
     tasks = reader.partitions()
+    # Spark's planning process does the same next, to send the tasks to the driver.
+    pickled_bytes = sum(len(pickleSer.dumps(task)) for task in tasks)
     seconds, cpu_seconds = time.perf_counter() - before, time.process_time() - cpu_before
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
@@ -199,6 +203,7 @@ def _planned(options: Mapping[str, str]) -> dict[str, float]:
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "mib": (peak_kib - idle_kib) / 1024,
+        "pickled_mib": pickled_bytes / _MIB,
     }
 
 
@@ -244,7 +249,7 @@ async def _job_requests(count: int) -> float:
         clock=ArchiveClock(),
         config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=1 << 20),
     )
-    outcome = Outcome()
+    outcome = SwapOutcome()
     before = time.perf_counter()
     chosen = await chosen_partitions(bucket, ["orders"])
     swaps = [PartitionSwap(one.partition, [Successor((old,), new)]) for one in chosen.partitions]
@@ -380,6 +385,7 @@ _NAMES = {
     "plan_seconds": ("plan of 10,000 partitions and 1,000,000 segments from SeaweedFS, seconds", "-", 30),
     "plan_cpu_seconds": ("the same, CPU seconds of the driver", "-", None),
     "plan_mib": ("the same, memory above idle, MiB", "-", 512),
+    "plan_pickled_mib": ("the same, MiB of the pickled tasks", "-", None),
     "job_requests_seconds": ("choose, swap, delete 10,000 partitions, 30 ms a request, seconds", "2220", 120),
     "time_lookup_mib": ("startingTimestamp for 1,000 partitions, MiB through the driver", "16384", 100),
     "standing_rewritings_seconds": ("1,000 segments after 365 daily jobs, seconds", "960", 5),

@@ -28,16 +28,29 @@ from tieringd.errors import (
     ObjectNotFound,
     PreconditionFailed,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource, TimedStore
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource, RangeStore, TimedStore
 from tieringd.storage.checked_puts import CheckedPuts
 from tieringd.storage.listing import list_objects
+from tieringd.storage.ranges import read_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tieringd.storage.base import ObjectInfo, ObjectStore
+    from tieringd.storage.base import ObjectInfo, ObjectStore, Take
 
 MIB = 1 << 20
+
+
+async def handed_on(store: ObjectStore, position: int, size_bytes: int) -> bytes:
+    """Return the bytes of a range of the object `key` as a store hands them on."""
+    found = bytearray()
+    count = await read_range(
+        store, "key", position=position, size_bytes=size_bytes, begin=lambda: found.extend
+    )
+    assert count == len(found)
+    return bytes(found)
+
+
 SIZES = [
     pytest.param(0, id="empty"),
     pytest.param(1, id="one-byte"),
@@ -193,6 +206,9 @@ class ObjectStoreContract:
             await store.get_range("absent", position=0, size_bytes=1)
         with pytest.raises(ObjectNotFound):
             await store.get_range("absent", position=0, size_bytes=0)
+        for size in (0, 1):
+            with pytest.raises(ObjectNotFound):
+                await read_range(store, "absent", position=0, size_bytes=size, begin=lambda: len)
         with pytest.raises(ObjectNotFound):
             await store.head("absent")
 
@@ -211,6 +227,7 @@ class ObjectStoreContract:
         """A range is cut at the object's end, and is empty from there on."""
         await asyncio.to_thread(bucket.write, "key", b"0123456789")
         assert await store.get_range("key", position=position, size_bytes=size) == expected
+        assert await handed_on(store, position, size) == expected
 
     @pytest.mark.parametrize("size", [1 << 20, (2 << 20) + 1, 4 << 20])
     async def test_large_range_gives_just_its_bytes(self, store, bucket: Bucket, size: int):
@@ -218,6 +235,38 @@ class ObjectStoreContract:
         data, position = content(3 << 20), 12_345
         await asyncio.to_thread(bucket.write, "key", data)
         assert await store.get_range("key", position=position, size_bytes=size) == data[position:][:size]
+        assert await handed_on(store, position, size) == data[position:][:size]
+
+    async def test_range_passes_through_a_window(self, store, bucket: Bucket):
+        """A store that hands a range on as it arrives keeps no more of it than a window."""
+        if not isinstance(store, RangeStore):
+            return
+        await asyncio.to_thread(bucket.write, "key", content(16 * MIB))
+        checksums: list[int] = []
+
+        def begin() -> Take:
+            checksums.append(0)
+
+            def take(data: memoryview) -> None:
+                checksums[-1] = crc32c(data, checksums[-1])
+
+            return take
+
+        with traced_peak() as peak:
+            assert await store.read_range("key", position=0, size_bytes=16 * MIB, begin=begin) == 16 * MIB
+        assert checksums == [crc32c(content(16 * MIB))]
+        assert peak.size_bytes < 3 * MIB, peak
+
+    async def test_reader_of_a_range_may_refuse_it(self, store, bucket: Bucket):
+        """Its error ends the read, and the store serves the next one."""
+
+        def refuse(_: memoryview) -> None:
+            raise LocalFileError("the disk is full", path="")
+
+        await asyncio.to_thread(bucket.write, "key", content(3 * MIB))
+        with pytest.raises(LocalFileError):
+            await read_range(store, "key", position=0, size_bytes=3 * MIB, begin=lambda: refuse)
+        assert await handed_on(store, 5, 2 * MIB) == content(3 * MIB)[5 : 5 + 2 * MIB]
 
     async def test_range_is_in_memory_once(self, store, bucket: Bucket):
         """Bytes of a range are received where they stay: there is no second copy, not even for a moment."""

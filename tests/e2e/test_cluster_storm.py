@@ -116,16 +116,31 @@ class Storm:
         await old_leader.kill()
         new_leader.launch()
         await self.admin.until_led_by(topic, new_leader.node_id)
+        first_lacked = await self.first_of_new_epoch(topic, new_leader.node_id, old_epochs)
         # The old leader comes back as a follower. On a busy machine the start of a broker can fence another
         # one, and a second unclean election would give the old leader's log back.
         await self.admin.configure(topic, {"unclean.leader.election.enable": "false"})
         await start_broker(self.brokers, old_leader)
         await new_leader.wait_until_ready(len(_NODES))
         await self.admin.until_in_sync(topic)
-        new_epochs = epoch_starts(self.brokers.log_dir(new_leader.node_id) / f"{topic}-0")
-        self.epochs_told = f"epochs before {old_epochs}, after {new_epochs}"
-        # There may be newer ones already: a broker that comes back can bring another election.
-        return min(start for epoch, start in new_epochs.items() if epoch > max(old_epochs))
+        return first_lacked
+
+    async def first_of_new_epoch(self, topic: str, node_id: int, old_epochs: dict[int, int]) -> int:
+        """
+        Return where the first epoch of a new leader begins, as soon as it is on its disk.
+
+        Later a trim may have passed that offset: the checkpoint then names the log start in its place.
+        """
+        directory = self.brokers.log_dir(node_id) / f"{topic}-0"
+        async with asyncio.timeout(60):
+            while True:
+                new_epochs = epoch_starts(directory)
+                newer = [start for epoch, start in new_epochs.items() if epoch > max(old_epochs)]
+                if newer:
+                    self.epochs_told = f"epochs before {old_epochs}, after {new_epochs}"
+                    return min(newer)
+                # There is no event for it: the broker writes the file some time after the election.
+                await asyncio.sleep(0.05)
 
 
 def epoch_starts(directory: Path) -> dict[int, int]:

@@ -8,6 +8,7 @@ import asyncio
 import signal
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import confluent_kafka
 import pytest
@@ -19,10 +20,18 @@ from confluent_kafka.admin import AdminClient
 from tests.e2e.archives import archived_manifest
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed, write_transactions
-from tests.support.daemon import kafka_config, run_command, run_json, running_daemon, write_config
+from tests.support.daemon import (
+    endpoint_properties,
+    kafka_config,
+    run_command,
+    run_json,
+    running_daemon,
+    write_config,
+)
 from tests.support.fault_proxy import Answer, ResetAnswer, fault_proxy
 from tests.support.foreign_clients import grouped_headers, read_go, read_node, read_records
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka, run_tool
+from tieringd.formats.object_keys import data_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -165,6 +174,51 @@ async def test_client_in_javascript_reads_committed_records(behind, config_of, t
     with trimmed(config_of(topic)):
         found = await read_node(behind.bootstrap, topic, "read_committed", len(_VALUES), group=topic)
         assert [(one.offset, one.value) for one in found] == _WHOLE
+
+
+async def test_transactions_cost_each_object_once(behind, config_of, seaweedfs, objects, prefix):
+    """
+    A reader of transactions downloads each byte and each index once; the next ones, of both kinds, nothing.
+
+    Kafka's own scenario counts the same: fetches of segments, of offset indexes and of transaction indexes.
+    """
+    topic, through = f"{TRANSACTIONS}.counted", Through(behind.bootstrap)
+    await write_transactions(behind.cluster, topic)
+    before = {isolation: await consumed(behind.cluster, topic, isolation) for isolation in ISOLATIONS}
+    async with fault_proxy(seaweedfs.endpoint_url) as proxy:
+        # The daemon's cache is empty: what it archives it does not read.
+        with running_daemon(config_of(topic, **endpoint_properties(proxy.url))) as daemon:
+            await asyncio.to_thread(until_trimmed, daemon)
+            proxy.exchanges.clear()
+            assert await consumed(through, topic, "read_committed") == before["read_committed"]
+            data, indexes = downloads(proxy, prefix)
+            # The archive answers below the broker's start.
+            start = min(one.offset for one in await consumed(behind.cluster, topic, "read_uncommitted"))
+            manifest = archived_manifest(objects, topic)
+            read = [one for one in manifest.segments if one.base_offset < start]
+            assert {key for key, _ in data} == {data_key(manifest.partition, one) for one in read}
+            assert len(read) > 2
+            # No byte comes twice, and no index.
+            assert len(data) == len(set(data))
+            assert len(indexes) == len(set(indexes))
+            assert len(indexes) <= len(read)
+            proxy.exchanges.clear()
+            for isolation in ISOLATIONS:
+                assert await consumed(through, topic, isolation) == before[isolation]
+            assert downloads(proxy, prefix) == ([], [])
+
+
+def downloads(proxy, prefix) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the key and the range of each download of data, and the key of each one of an index."""
+    found = [
+        (unquote(urlsplit(one.path).path).partition(f"/{prefix}/")[2], one.headers.get("range", ""))
+        for one in proxy.exchanges
+        if one.method == "GET"
+    ]
+    return (
+        [one for one in found if one[0].endswith(".log")],
+        [key for key, _ in found if key.endswith(".index")],
+    )
 
 
 async def test_seeks_and_times_reach_into_the_archive(behind, config_of, topic):

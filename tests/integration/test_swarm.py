@@ -19,6 +19,8 @@ _KINDS = (
     "daemon is killed",
     "configuration is reloaded",
     "leaders move in a burst",
+    "daemon is cut off from the store",
+    "a partition moves to another log directory",
 )
 """Kinds that are over soon. Those that wait for a broker's start or session are left to `make swarm`."""
 _ENDS_SOON_SECONDS = 60

@@ -183,6 +183,11 @@ class AzureBucket:
         except ResourceNotFoundError:
             return None
 
+    def keys(self) -> list[str]:
+        """Return the keys of all objects below the prefix."""
+        found = self._client.list_blob_names(name_starts_with=f"{self._prefix}/")
+        return sorted(name.removeprefix(f"{self._prefix}/") for name in found)
+
     def write(self, key: str, data: bytes, *, metadata: dict[str, str] | None = None) -> None:
         """Store an object."""
         self._client.upload_blob(f"{self._prefix}/{key}", data, overwrite=True, metadata=metadata)

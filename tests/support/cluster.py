@@ -311,14 +311,17 @@ class DaemonsBeside:
     def __init__(
         self,
         kafka: KafkaCluster,
-        store: SeaweedFS,
+        store: SeaweedFS | None,
         directory: Path,
         *,
-        bucket: str,
-        prefix: str,
+        bucket: str = "",
+        prefix: str = "",
         changes: Mapping[str, Any],
     ) -> None:
+        """Write the configurations. Without *store*, *changes* have the properties of another store."""
         self._directory = directory
+        self.kinds: dict[int, Callable[[Path, Path], Daemon]] = {}
+        """What makes a node's daemon from its configuration and its log; `Daemon` where nothing is given."""
         self._runs: dict[int, list[Daemon]] = {}
         self._configs: dict[int, dict[str, Any]] = {
             node.node_id: kafka_config(
@@ -351,6 +354,10 @@ class DaemonsBeside:
         """Return a node's configuration file. To read the archive, any node's file is good."""
         return self._directory / f"node-{node_id}.yaml"
 
+    def configuration(self, node_id: int) -> Mapping[str, Any]:
+        """Return a node's configuration."""
+        return self._configs[node_id]
+
     def change(self, node_id: int, **changes: Any) -> None:
         """Change a node's configuration. Its daemon reads the change at its next launch."""
         self._configs[node_id] |= changes
@@ -362,7 +369,7 @@ class DaemonsBeside:
         for node_id in node_ids or self._configs:
             runs = self._runs.setdefault(node_id, [])
             output = self._directory / f"node-{node_id}-run-{len(runs)}.log"
-            runs.append(Daemon(self.config(node_id), output))
+            runs.append(self.kinds.get(node_id, Daemon)(self.config(node_id), output))
             runs[-1].launch()
             started.append(runs[-1])
         for daemon in started:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.support.kafka_jars import cache_directory, jar_directory
@@ -78,6 +79,15 @@ NEEDS: Final = (
             or all(shutil.which(name) for name in ("apt-get", "dpkg-deb"))
         ),
         "put Prometheus' promtool on the PATH",
+    ),
+    Need(
+        "libfaketime, or Debian's apt-get and dpkg-deb to fetch it",
+        lambda: (
+            any(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+            or _has_fetched("libfaketime")
+            or all(shutil.which(name) for name in ("apt-get", "dpkg-deb"))
+        ),
+        "apt-get install libfaketime",
     ),
     Need(
         "Chromium, or Debian's apt-get and dpkg-deb to fetch it",

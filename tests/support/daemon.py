@@ -44,21 +44,23 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tieringd", *arguments]
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+def run_command(
+    *arguments: str, timeout_seconds: float = _COMMAND_TIMEOUT_SECONDS
+) -> subprocess.CompletedProcess[bytes]:
     """Run a `tieringd` command as a process to its end and return its exit code and output."""
-    return run_to_end(*arguments, timeout_seconds=_COMMAND_TIMEOUT_SECONDS)
+    return run_to_end(*arguments, timeout_seconds=timeout_seconds)
 
 
-def run_well(*arguments: str) -> bytes:
+def run_well(*arguments: str, timeout_seconds: float = _COMMAND_TIMEOUT_SECONDS) -> bytes:
     """Run a `tieringd` command that must exit 0, and return its standard output."""
-    done = run_command(*arguments)
+    done = run_command(*arguments, timeout_seconds=timeout_seconds)
     assert done.returncode == 0, f"tieringd {' '.join(arguments)}:\n{done.stderr.decode()}"
     return done.stdout
 
 
-def run_json(*arguments: str) -> Any:
+def run_json(*arguments: str, timeout_seconds: float = _COMMAND_TIMEOUT_SECONDS) -> Any:
     """Run a `tieringd` command that must exit 0, and return the JSON it prints."""
-    return json.loads(run_well(*arguments, "--format", "json"))
+    return json.loads(run_well(*arguments, "--format", "json", timeout_seconds=timeout_seconds))
 
 
 def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **changes: Any) -> dict[str, Any]:
@@ -82,19 +84,23 @@ def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **cha
 
 def kafka_config(
     kafka: KafkaCluster,
-    store: SeaweedFS,
+    store: SeaweedFS | None,
     state: Path,
     *,
-    bucket: str,
-    prefix: str,
+    bucket: str = "",
+    prefix: str = "",
     node_id: int = 1,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return a configuration for a broker and S3. It archives only the topics that *changes* select."""
+    """
+    Return a configuration for a broker and S3. It archives only the topics that *changes* select.
+
+    Without *store*, *changes* have the properties of another store.
+    """
     return {
         "broker": {
             "kind": "kafka",
-            "log_dirs": [str(kafka.log_dir(node_id))],
+            "log_dirs": [str(path) for path in kafka.brokers[node_id - 1].log_dirs],
             "bootstrap": [kafka.brokers[node_id - 1].bootstrap],
             "node_id": node_id,
         },
@@ -102,7 +108,7 @@ def kafka_config(
         "cloud_storage_enabled": True,
         "cloud_storage_enable_remote_read": True,
         "retention_local_strict": True,
-        **s3_properties(store, bucket=bucket, prefix=prefix),
+        **({} if store is None else s3_properties(store, bucket=bucket, prefix=prefix)),
         # Producers must not be throttled because the machine of the tests has little free space.
         "storage_min_free_bytes": 0,
         "cloud_storage_reconciliation_interval_ms": 200,

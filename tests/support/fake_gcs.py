@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 from tests.support.components import used
@@ -99,6 +99,19 @@ class GcsBucket:
                 if error.code == 404:
                     return None
                 raise
+
+    def keys(self) -> list[str]:
+        """Return the keys of all objects below the prefix."""
+        found: list[str] = []
+        token = ""
+        while True:
+            query = urlencode({"prefix": f"{self._prefix}/"} | ({"pageToken": token} if token else {}))
+            with urlopen(f"{self._endpoint}/storage/v1/b/{self._bucket}/o?{query}", timeout=30) as answer:
+                page = json.load(answer)
+            found += [one["name"].removeprefix(f"{self._prefix}/") for one in page.get("items", ())]
+            token = page.get("nextPageToken", "")
+            if not token:
+                return sorted(found)
 
     def write(self, key: str, data: bytes) -> None:
         """Store an object."""

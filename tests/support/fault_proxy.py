@@ -95,6 +95,13 @@ class DelayAnswer:
 
 
 @dataclass(frozen=True)
+class SlowAnswer:
+    """The server handles the request. Its answer passes after some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class DamageRequest:
     """One bit of the request's body is flipped on the way. The length stays."""
 
@@ -120,6 +127,7 @@ Fault: TypeAlias = (
     | StallAnswer
     | NoAnswer
     | DelayAnswer
+    | SlowAnswer
     | DamageRequest
     | DamageAnswer
     | RedateAnswer
@@ -244,12 +252,15 @@ class FaultProxy:
     ) -> bool:
         fault = exchange.fault
         head = await _read_head(server)
-        if isinstance(fault, NoAnswer):
+        if isinstance(fault, NoAnswer) or not head:
+            # Without a head, the server has ended before its answer: the client sees the same.
             to_client.transport.abort()
             return False
         if isinstance(fault, DelayAnswer):
             await self._stall(to_client)
             return False
+        if isinstance(fault, SlowAnswer):
+            await asyncio.sleep(fault.seconds)
         first, headers = _parse(head)
         exchange.status = int(first.split(" ")[1])
         to_client.write(_redated(head, fault.seconds) if isinstance(fault, RedateAnswer) else head)

@@ -72,6 +72,8 @@ class Listener:
     protocol: str = "PLAINTEXT"
     advertised_ports: tuple[int, ...] = ()
     """The port on loopback that each node advertises to clients of this listener; empty for its own port."""
+    ports: tuple[int, ...] = ()
+    """The port that each node listens on; empty for free ports."""
 
 
 @dataclass
@@ -84,6 +86,8 @@ class KafkaBrokerProcess:
     jars: Path
     listener_ports: dict[str, int] = field(default_factory=dict)
     """The ports of the additional listeners, by name."""
+    more_log_dirs: tuple[str, ...] = ()
+    """The names of log directories in addition to `log_dir`, below the broker's directory."""
     heap_mib: int = 512
     java_options: Sequence[str] = ()
     """Additional Java options for the broker itself."""
@@ -93,8 +97,13 @@ class KafkaBrokerProcess:
 
     @property
     def log_dir(self) -> Path:
-        """Return the broker's log directory, which contains the partitions."""
+        """Return the broker's log directory, which contains the partitions; the first one of several."""
         return self.directory / "data"
+
+    @property
+    def log_dirs(self) -> list[Path]:
+        """Return all log directories of the broker."""
+        return [self.log_dir, *(self.directory / name for name in self.more_log_dirs)]
 
     @property
     def output(self) -> Path:
@@ -229,6 +238,8 @@ class KafkaCluster:
         heap_mib: int = 512,
         properties: Mapping[str, str] | None = None,
         listeners: Sequence[Listener] = (),
+        controller_ports: Sequence[int] = (),
+        more_log_dirs: tuple[str, ...] = (),
         cluster_id: str = "",
         java_options: Sequence[str] = (),
         virtual_machine: Sequence[str] | None = None,
@@ -236,9 +247,11 @@ class KafkaCluster:
         """
         Format and start a new cluster under *directory*; return when every node is ready.
 
-        *properties* are added to every node's configuration, and override it. Without *cluster_id* the
-        cluster has a new id; a test that replaces a lost cluster gives that one's id. *java_options* are
-        added to those of the brokers; *virtual_machine* replaces those for a quick start.
+        *properties* are added to every node's configuration, and override it. *controller_ports* has the
+        port that each node's controller listens on; without it the ports are free ones. *more_log_dirs* has
+        names of further log directories. Without *cluster_id* the cluster has a new id; a test that replaces
+        a lost cluster gives that one's id. *java_options* are added to those of the brokers;
+        *virtual_machine* replaces those for a quick start.
 
         Raises:
             KafkaStartError: A node did not become ready. All nodes are ended.
@@ -253,17 +266,23 @@ class KafkaCluster:
                 next(ports),
                 directory / f"broker-{number}",
                 jars,
+                more_log_dirs=more_log_dirs,
                 heap_mib=heap_mib,
                 java_options=java_options,
                 virtual_machine=virtual_machine,
             )
             for number in range(1, brokers + 1)
         ]
-        controllers = {node.node_id: f"127.0.0.1:{next(ports)}" for node in nodes}
+        controllers = {
+            node.node_id: f"127.0.0.1:{port}"
+            for node, port in zip(nodes, controller_ports or [next(ports) for _ in nodes], strict=True)
+        }
         voters = ",".join(f"{node_id}@{address}" for node_id, address in controllers.items())
         for node in nodes:
             node.directory.mkdir(parents=True, exist_ok=True)
-            node.listener_ports = {listener.name: next(ports) for listener in listeners}
+            node.listener_ports = {
+                one.name: one.ports[node.node_id - 1] if one.ports else next(ports) for one in listeners
+            }
             settings = {
                 "controller.quorum.voters": voters,
                 **_listener_settings(node, controllers[node.node_id], listeners),
@@ -452,7 +471,7 @@ def _write_properties(node: KafkaBrokerProcess, settings: Mapping[str, str]) -> 
         "process.roles": "broker,controller",
         "node.id": str(node.node_id),
         "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(node.log_dir),
+        "log.dirs": ",".join(map(str, node.log_dirs)),
     }
     text = "".join(f"{name}={value}\n" for name, value in (_PROPERTIES | own | dict(settings)).items())
     (node.directory / "server.properties").write_text(text)
@@ -479,8 +498,10 @@ def _format(node: KafkaBrokerProcess, cluster_id: str, settings: Mapping[str, st
         _format_with_kafka(node, cluster_id)
         _formatted[kind] = checkpoint.read_bytes()
         return
-    for log_dir in map(Path, settings.get("log.dirs", str(node.log_dir)).split(",")):
-        log_dir.mkdir()
+    named = settings.get("log.dirs")
+    for log_dir in map(Path, named.split(",")) if named else node.log_dirs:
+        # A test may have mounted a file system there.
+        log_dir.mkdir(exist_ok=True)
         properties = {
             "version": "1",
             "cluster.id": cluster_id,

@@ -14,11 +14,10 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from tests.support.cluster import CLUSTER_PROPERTIES, cluster_admin, start_broke
 from tests.support.daemon import Daemon, kafka_config, run_command, write_config
 from tests.support.kafka import KafkaCluster
 from tests.support.ports import free_ports
+from tests.support.previous_release import PREVIOUS, previous_release
 from tests.support.processes import Server
 from tests.support.prometheus import running_prometheus
 from tests.support.seaweedfs import running_seaweedfs
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operator_drill.md"
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
-PREVIOUS = "2096571"
-"""The release before this one; there is no tag yet."""
 BUCKET, TOPIC, OLD_TOPIC = "drill", "orders", "payments"
 _MIB = 1 << 20
 _DISK_BYTES = 320 * _MIB
@@ -183,19 +181,6 @@ async def until(is_so: Callable[[], object], what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"it did not come that {what}"
         await asyncio.sleep(0.1)
-
-
-@contextmanager
-def previous_release(directory: Path) -> Iterator[Path]:
-    """Give the source tree of the previous release."""
-    place = directory / "previous"
-    subprocess.run(
-        ["git", "-C", ROOT, "worktree", "add", "--detach", place, PREVIOUS], check=True, capture_output=True
-    )
-    try:
-        yield place
-    finally:
-        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", place], check=True)
 
 
 class Drill:
@@ -426,7 +411,7 @@ async def drill(directory: Path) -> str:
         disk = stack.enter_context(small_disk_at(directory / "broker-1", _DISK_BYTES))
         store = stack.enter_context(running_seaweedfs(directory / "seaweedfs"))
         store.create_bucket(BUCKET)
-        source = stack.enter_context(previous_release(directory))
+        source = previous_release(directory / "previous")
         kafka = await KafkaCluster.start(directory, brokers=3, heap_mib=384, properties=CLUSTER_PROPERTIES)
         day = Drill(directory, disk, kafka, store)
         try:

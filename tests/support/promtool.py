@@ -8,13 +8,15 @@ that exists only when it is complete. `python -m tests.support.promtool` fetches
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.support.components import used
+from tests.support.debian_packages import fetch_package
 from tests.support.kafka_jars import MissingPartError, cache_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _PACKAGE = "prometheus"
 _ELSEWHERE = "install promtool so that it is on the PATH"
@@ -59,41 +61,12 @@ def fetch_promtool() -> str:
     try:
         return require_promtool()
     except MissingPartError:
-        directory = _fetched("promtool").parents[2]
-    for name in ("apt-get", "dpkg-deb"):
-        if shutil.which(name) is None:
-            raise MissingPartError(f"{name} is not installed; {_ELSEWHERE}")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    # The rename is the last step, so that an existing directory is always complete.
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
-        _download(Path(temporary))
-        (archive,) = Path(temporary).glob("*.deb")
-        unpacked = Path(temporary) / "unpacked"
-        subprocess.run(["dpkg-deb", "--extract", archive, unpacked], check=True)
-        try:
-            unpacked.rename(directory)
-        except OSError:
-            # Another process was faster; its directory is as complete as ours.
-            if not directory.is_dir():
-                raise
+        fetch_package(_PACKAGE, _fetched("promtool").parents[2], elsewhere=_ELSEWHERE)
     return require_promtool()
 
 
 def _fetched(name: str) -> Path:
     return cache_directory() / "prometheus" / "usr" / "bin" / name
-
-
-def _download(directory: Path) -> None:
-    """Download the package. If that fails, update the list of packages and try again."""
-    download = ["apt-get", "--quiet", "download", _PACKAGE]
-    if subprocess.run(download, check=False, capture_output=True, cwd=directory).returncode == 0:
-        return
-    subprocess.run(["apt-get", "--quiet", "update"], check=False, capture_output=True)
-    done = subprocess.run(download, check=False, capture_output=True, text=True, cwd=directory)
-    if done.returncode != 0:
-        raise MissingPartError(
-            f"the package {_PACKAGE} could not be fetched; {_ELSEWHERE}:\n{done.stdout}{done.stderr}"
-        )
 
 
 def main() -> int:

@@ -43,10 +43,11 @@ class Writer:
     partition: int
     acknowledged: list[Acknowledged] = field(default_factory=list)
     sent: int = 0
+    value_bytes: int = _VALUE_BYTES
 
     def value(self, number: int) -> bytes:
         """Return the value with this number."""
-        return b"%s-%d:%d:" % (self.topic.encode(), self.partition, number) + bytes(_VALUE_BYTES)
+        return b"%s-%d:%d:" % (self.topic.encode(), self.partition, number) + bytes(self.value_bytes)
 
 
 def number_of(value: bytes) -> int:
@@ -57,10 +58,16 @@ def number_of(value: bytes) -> int:
 class Writers:
     """One writer for each partition of some topics. They run in a `with` block, or until `stop`."""
 
-    def __init__(self, kafka: KafkaCluster, topics: dict[str, int]) -> None:
+    def __init__(
+        self, kafka: KafkaCluster, topics: dict[str, int], *, value_bytes: int = _VALUE_BYTES
+    ) -> None:
         """*topics* has the number of partitions to write to, by topic."""
         self._kafka = kafka
-        self.writers = [Writer(topic, number) for topic, count in topics.items() for number in range(count)]
+        self.writers = [
+            Writer(topic, number, value_bytes=value_bytes)
+            for topic, count in topics.items()
+            for number in range(count)
+        ]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="writers")
 

@@ -17,12 +17,15 @@ from tests.swarm.ending import in_thread
 from tests.swarm.workload import PARTITIONS, TOPIC, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.support.cluster import DaemonsBeside
     from tests.support.writers import Writer, Writers
 
-_READ_SECONDS = 300
+_STANDSTILL_SECONDS = 300
+"""A reader, or a share group, that has not gone on for so long does not go on at all."""
+_SCRUB_SECONDS = 3600
+"""A deep scrub reads the whole archive, which has gigabytes after an hour."""
 _SETTLE_SECONDS = 120
 _DESCRIPTORS_MORE, _MEMORY_MORE_BYTES = 48, 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -71,11 +74,26 @@ async def end_offsets(bootstrap: str) -> dict[int, int]:
         await consumer.stop()
 
 
+class Progress:
+    """Tells slowness from a standstill: whether what is waited for has moved within some minutes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._before: object = None
+        self._moved = clock()
+
+    def goes_on(self, now: object) -> bool:
+        """Return whether *now* is not what it was, or was another value a while ago."""
+        if now != self._before:
+            self._before, self._moved = now, self._clock()
+        return self._clock() - self._moved < _STANDSTILL_SECONDS
+
+
 async def until_read(readers: Sequence[Reader], ends: dict[int, int]) -> None:
-    """Return when the readers have come to the ends, or after five minutes."""
-    deadline = time.monotonic() + _READ_SECONDS
+    """Return when the readers have come to the ends, or when the late ones do not go on any more."""
+    progress = Progress()
     late = list(readers)
-    while late and time.monotonic() < deadline:
+    while late and progress.goes_on([dict(one.positions) for one in late]):
         await asyncio.sleep(0.2)
         late = [one for one in late if any(one.positions[number] < end for number, end in ends.items())]
 
@@ -102,7 +120,9 @@ async def all_broken(
                 broken.append(f"{reader.name}: {TOPIC}-{number} had another value at {differs[:3]}")
     for writer in writers.writers:
         broken += broken_log(writer, last.numbers[writer.partition])
-    report = await in_thread(run_json, "archive", "verify", "--deep", "--config", str(config))
+    report = await in_thread(
+        run_json, "archive", "verify", "--deep", "--config", str(config), timeout_seconds=_SCRUB_SECONDS
+    )
     return [*broken, *([f"the deep scrub finds {report['faults']} faults"] if report["faults"] else [])]
 
 

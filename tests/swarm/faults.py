@@ -7,26 +7,20 @@ running as before; it is called whatever happened.
 
 from __future__ import annotations
 
-import asyncio
+import os
 import signal
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.support.cluster import cluster_admin, restart_broker, start_broker
-from tests.support.fault_proxy import (
-    Answer,
-    DamageRequest,
-    NoAnswer,
-    ResetRequest,
-    StallRequest,
-    TruncateAnswer,
-)
+from tests.support.previous_release import DaemonOfTree, previous_release
 from tests.swarm.ending import in_thread
+from tests.swarm.sharing import SHARED
 from tests.swarm.transactions import TRANSACTIONS
 from tests.swarm.workload import PARTITIONS, TOPIC
 
@@ -35,25 +29,26 @@ if TYPE_CHECKING:
 
     from tests.support.cluster import DaemonsBeside
     from tests.support.daemon import Daemon
-    from tests.support.fault_proxy import Fault as ProxyFault
-    from tests.support.fault_proxy import FaultProxy, ProxiedExchange
+    from tests.support.fault_proxy import FaultProxy
     from tests.support.kafka import KafkaCluster
-    from tests.support.s3_bucket import S3Bucket
-    from tests.support.seaweedfs import SeaweedFS
+    from tests.support.network import Network
     from tests.swarm.schedule import Step
+    from tests.swarm.sharing import ShareGroup
+    from tests.swarm.stores import SwarmStore
 
 NODES = (1, 2, 3)
 FULL_NODE = 1
 """The node whose daemon has its state on a small file system."""
+CLOCK_NODE = 2
+"""The node whose daemon has a clock of its own."""
+FULL_LOG_NODE = 3
+"""The node whose second log directory is on a small file system."""
 OPERATED = "swarm-operated-"
 """What the names of topics begin with that one fault creates, changes and deletes."""
+_END_SECONDS = 120
 LOCAL_BYTES = (2 << 20, 3 << 20)
-_SESSION_SECONDS = 12  # More than a broker's session of 9 s: the controller fences a broker that hangs.
-
-_ERROR_DOCUMENT = (
-    b'<?xml version="1.0" encoding="UTF-8"?>'
-    b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
-)
+SERVERS = frozenset({"s3", "gcs", "azure"})
+ALL_STORES = SERVERS | {"file"}
 
 
 @dataclass
@@ -62,16 +57,42 @@ class Parts:
 
     cluster: KafkaCluster
     daemons: DaemonsBeside
-    store: SeaweedFS
-    proxy: FaultProxy
+    store: SwarmStore
+    proxy: FaultProxy | None
+    """What spoils requests to the store; None before a store that is a directory."""
+    network: Network
+    share_group: ShareGroup
     state: Callable[[int], Path]
     """Returns the state directory of a node's daemon."""
     gateways: str
     """The addresses of the gateways, joined by commas."""
-    objects: S3Bucket
     broken: list[str]
     """Broken promises that a fault found."""
+    previous_release: Path
+    """Where the source tree of the release before this one is, once a fault has needed it."""
     local_bytes: int = LOCAL_BYTES[0]
+
+    def configure(self) -> None:
+        """Write the topics into the configuration of each daemon, which reads them at SIGHUP."""
+        for node_id in NODES:
+            self.daemons.change(node_id, topics=topics(self.local_bytes))
+
+    def reload(self) -> None:
+        """Have each daemon read its configuration again."""
+        for node_id in NODES:
+            self.daemons[node_id].send_signal(signal.SIGHUP)
+
+
+def others_than(node_id: int) -> tuple[int, ...]:
+    """Return the other nodes."""
+    return tuple(one for one in NODES if one != node_id)
+
+
+async def leaders_elsewhere(parts: Parts, node_id: int) -> list[int]:
+    """Return the leaders that the other nodes name, once a node leads nothing; empty before."""
+    async with cluster_admin(parts.cluster, *others_than(node_id)) as admin:
+        leaders = [one.leader for one in (await admin.partitions(TOPIC)).values()]
+    return [] if node_id in leaders or -1 in leaders else leaders
 
 
 class Fault(ABC):
@@ -79,6 +100,10 @@ class Fault(ABC):
 
     archives_meanwhile = False
     """Whether partitions have to be archived on while the fault lasts: it does not concern the store."""
+    is_slow = False
+    """Whether it takes much longer than others, and so comes less often."""
+    stores: ClassVar[frozenset[str]] = ALL_STORES
+    """The stores that it can happen to or beside."""
 
     def __init__(self, parts: Parts, step: Step) -> None:
         self.parts = parts
@@ -96,86 +121,12 @@ class Fault(ABC):
         """Return the nodes whose daemon is away while the fault lasts: what they lead is not archived."""
         return set()
 
+    def knowing_nodes(self) -> tuple[int, ...]:
+        """Return the nodes that know the leaders while the fault lasts."""
+        return NODES
+
     async def heal(self) -> None:  # noqa: B027 a fault may heal itself
         """End it. What has healed itself needs nothing."""
-
-
-def _is_large(one: ProxiedExchange) -> bool:
-    return one.method in {"PUT", "POST"} and int(one.headers.get("content-length", "0")) > 1 << 10
-
-
-class StoreWeather(Fault):
-    """Requests to the store that fit are spoiled."""
-
-    spoils: ProxyFault
-    fits: Callable[[ProxiedExchange], bool] = staticmethod(lambda _: True)
-
-    async def inject(self) -> None:
-        """Begin to spoil each request that fits."""
-        self._begun = len(self.parts.proxy.exchanges)
-        self.parts.proxy.weather = lambda one: self.spoils if self.fits(one) else None
-
-    async def proof(self) -> str:
-        """Count what was spoiled."""
-        spoiled = sum(one.fault == self.spoils for one in self.parts.proxy.exchanges[self._begun :])
-        return f"{spoiled} requests spoiled" if spoiled else ""
-
-    async def heal(self) -> None:
-        """End the spoiling."""
-        self.parts.proxy.weather = lambda _: None
-        # The proxy records each request: an hour of them is not needed.
-        self.parts.proxy.exchanges.clear()
-
-
-def _weather(spoils: ProxyFault, fits: Callable[[ProxiedExchange], bool] = lambda _: True) -> type[Fault]:
-    return type("StoreWeatherOfAKind", (StoreWeather,), {"spoils": spoils, "fits": staticmethod(fits)})
-
-
-class ThrottledStart(StoreWeather):
-    """The store throttles while a daemon starts."""
-
-    spoils = Answer("503 Slow Down", headers={"Retry-After": "1"})
-
-    async def inject(self) -> None:
-        """Kill a daemon, and start it while the store throttles."""
-        self.parts.daemons.kill(self.step.node_id)
-        await super().inject()
-        await in_thread(self.parts.daemons.launch, self.step.node_id)
-
-
-class StoreHangs(Fault):
-    """The store's process is stopped: connections open, and nothing answers."""
-
-    async def inject(self) -> None:
-        """Stop the server."""
-        self._begun = len(self.parts.proxy.exchanges)
-        self.parts.store.pause()
-
-    async def proof(self) -> str:
-        """Count requests without an answer."""
-        waiting = sum(one.status is None for one in self.parts.proxy.exchanges[self._begun :])
-        return f"{waiting} requests without an answer" if waiting else ""
-
-    async def heal(self) -> None:
-        """Continue the store's process."""
-        self.parts.store.resume()
-
-
-class StoreRestarts(Fault):
-    """The store ends, and comes back with its data."""
-
-    async def inject(self) -> None:
-        """End the server."""
-        self._pid = self.parts.store.server.pid
-        await in_thread(self.parts.store.stop)
-
-    async def proof(self) -> str:
-        """Say that the process has ended."""
-        return "" if _exists(self._pid) else f"process {self._pid} has ended"
-
-    async def heal(self) -> None:
-        """Start it again."""
-        await in_thread(self.parts.store.launch)
 
 
 class DaemonDies(Fault):
@@ -186,13 +137,13 @@ class DaemonDies(Fault):
     number = signal.SIGKILL
 
     async def inject(self) -> None:
-        """Kill the daemon."""
+        """Kill it."""
         self._nodes = self.nodes or (self.step.node_id,)
         self._codes: list[int] = []
         for node_id in self._nodes:
             daemon = self.parts.daemons[node_id]
             daemon.send_signal(self.number)
-            self._codes.append(await in_thread(daemon.wait, 120))
+            self._codes.append(await in_thread(daemon.wait, _END_SECONDS))
             if self.number is signal.SIGTERM:
                 await in_thread(self.parts.daemons.launch, node_id)
 
@@ -228,10 +179,24 @@ class DaemonEnds(DaemonDies):
 class RollingDaemons(DaemonEnds):
     """Each daemon ends in order and starts again, one after the other."""
 
+    is_slow = True
+
     nodes = NODES
 
 
-def _exists(pid: int) -> bool:
+def fill(path: Path) -> None:
+    """Write a file until its file system has no room left."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        # A file system that can reserve room takes no time; the rest of it takes little.
+        free = os.statvfs(path.parent)
+        with suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize * 9 // 10)
+        file.seek(0, os.SEEK_END)
+        while True:
+            file.write(bytes(1 << 20))
+
+
+def process_exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
@@ -258,7 +223,7 @@ class DaemonHangs(Fault):
         return {self.step.node_id}
 
     async def heal(self) -> None:
-        """Continue the daemon."""
+        """Let it go on."""
         self.parts.daemons[self.step.node_id].server.resume()
 
 
@@ -301,6 +266,59 @@ class DeposedDaemonHangs(Fault):
         self.parts.daemons[self._leader].server.resume()
 
 
+class DaemonIsThePreviousRelease(Fault):
+    """
+    A leader's daemon is replaced by that of the previous release, which must not touch what it cannot read.
+
+    The others go on, and so does this release afterwards.
+    """
+
+    archives_meanwhile = True
+    is_slow = True
+
+    async def inject(self) -> None:
+        """End the daemon of a partition's leader, and start the previous release in its place."""
+        daemons = self.parts.daemons
+        async with cluster_admin(self.parts.cluster) as admin:
+            self._node_id = (await admin.partitions(TOPIC))[self.step.partition].leader
+        if not self.parts.previous_release.exists():
+            await in_thread(previous_release, self.parts.previous_release)
+        await in_thread(_end_in_order, daemons[self._node_id])
+        before = daemons.kinds.get(self._node_id)
+        daemons.kinds[self._node_id] = partial(DaemonOfTree, source=self.parts.previous_release)
+        try:
+            await in_thread(daemons.launch, self._node_id)
+        finally:
+            del daemons.kinds[self._node_id]
+            if before is not None:
+                daemons.kinds[self._node_id] = before
+
+    async def proof(self) -> str:
+        """Ask for a page that the previous release lacks, and for what it says of the partition."""
+        daemon = self.parts.daemons[self._node_id]
+        status, _ = await in_thread(daemon.get, "/status/overview")
+        partition = await in_thread(daemon.partition, TOPIC, self.step.partition)
+        fault = partition.get("fault")
+        is_old = status == HTTPStatus.NOT_FOUND
+        return f"the previous release says: {fault.partition(';')[0]}" if is_old and fault else ""
+
+    def idle_daemons(self) -> set[int]:
+        """Return its node."""
+        return {self._node_id}
+
+    async def heal(self) -> None:
+        """Start this release again."""
+        daemon = self.parts.daemons[self._node_id]
+        if daemon.server.is_running:
+            await in_thread(_end_in_order, daemon)
+        await in_thread(self.parts.daemons.launch, self._node_id)
+
+
+def _end_in_order(daemon: Daemon) -> None:
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait(_END_SECONDS)
+
+
 class Reloads(Fault):
     """Each daemon's configuration changes, and is read again (SIGHUP)."""
 
@@ -308,9 +326,8 @@ class Reloads(Fault):
         """Change how much stays in local logs."""
         self.parts.local_bytes = LOCAL_BYTES[self.parts.local_bytes == LOCAL_BYTES[0]]
         self._before = self._reloads()
-        for node_id in NODES:
-            self.parts.daemons.change(node_id, topics=topics(self.parts.local_bytes))
-            self.parts.daemons[node_id].send_signal(signal.SIGHUP)
+        self.parts.configure()
+        self.parts.reload()
 
     def _reloads(self) -> int:
         return sum(len(self.parts.daemons[one].events("configuration reloaded")) for one in NODES)
@@ -325,9 +342,10 @@ class BrokerDies(Fault):
     """A broker is killed and started again."""
 
     archives_meanwhile = True
+    is_slow = True
 
     async def inject(self) -> None:
-        """Kill the broker."""
+        """Kill it."""
         self._node = self.parts.cluster.brokers[self.step.node_id - 1]
         self._pid = self._node.pid
         await self._end()
@@ -337,7 +355,7 @@ class BrokerDies(Fault):
 
     async def proof(self) -> str:
         """Say that the process has ended."""
-        return "" if _exists(self._pid) else f"process {self._pid} has ended"
+        return "" if process_exists(self._pid) else f"process {self._pid} has ended"
 
     async def heal(self) -> None:
         """Start it."""
@@ -355,26 +373,30 @@ class BrokerHangs(Fault):
     """A broker is stopped (SIGSTOP) until it leads nothing, and goes on."""
 
     archives_meanwhile = True
+    is_slow = True
+
+    def knowing_nodes(self) -> tuple[int, ...]:
+        """Return the others."""
+        return others_than(self.step.node_id)
 
     async def inject(self) -> None:
         """Stop it."""
         self.parts.cluster.brokers[self.step.node_id - 1].pause()
-        await asyncio.sleep(_SESSION_SECONDS)
 
     async def proof(self) -> str:
         """Say that other brokers lead."""
-        others = [one for one in NODES if one != self.step.node_id]
-        async with cluster_admin(self.parts.cluster, *others) as admin:
-            leaders = [one.leader for one in (await admin.partitions(TOPIC)).values()]
-        return f"leaders {leaders}" if self.step.node_id not in leaders else ""
+        leaders = await leaders_elsewhere(self.parts, self.step.node_id)
+        return f"leaders {leaders}" if leaders else ""
 
     async def heal(self) -> None:
-        """Continue the broker."""
+        """Let it go on."""
         self.parts.cluster.brokers[self.step.node_id - 1].resume()
 
 
 class RollingBrokers(Fault):
     """Each broker stops and starts again, when all replicas are in sync."""
+
+    is_slow = True
 
     async def inject(self) -> None:
         """Restart the brokers one after the other."""
@@ -415,6 +437,8 @@ class LeaderMoves(Fault):
 class LeaderBurst(LeaderMoves):
     """Leaders move nine times without a pause."""
 
+    is_slow = True
+
     times = 9
 
 
@@ -442,88 +466,23 @@ class Reassigns(Fault):
             await admin.reassign(TOPIC, self._replicas, number=self.step.partition)
 
 
-class StateDiskFull(Fault):
-    """The file system of a daemon's state is full while a client reads the archive through its gateway."""
-
-    archives_meanwhile = True
-
-    async def inject(self) -> None:
-        """Fill the file system, and let a client read through the daemon's node from the beginning."""
-        async with cluster_admin(self.parts.cluster) as admin:
-            await admin.move_leader(TOPIC, FULL_NODE, number=self.step.partition)
-        self._filler = self.parts.state(FULL_NODE) / "filler"
-        self._before = await in_thread(self._refused)
-        await in_thread(self._fill)
-        self._reading = asyncio.create_task(self._read())
-
-    def _fill(self) -> None:
-        with suppress(OSError), self._filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 20))
-
-    def _refused(self) -> float:
-        """Return how many files the daemon's cache could not store."""
-        daemon = self.parts.daemons[FULL_NODE]
-        return daemon.metric("tieringd_cache_put_failures_total", reason="enospc") or 0
-
-    async def _read(self) -> None:
-        partition = TopicPartition(TOPIC, self.step.partition)
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.parts.gateways, enable_auto_commit=False)
-        await consumer.start()
-        try:
-            consumer.assign([partition])
-            while True:
-                # Some segments may be cached already. So all are read, over and over.
-                end = (await consumer.end_offsets([partition]))[partition]
-                consumer.seek(partition, 0)
-                while await consumer.position(partition) < end:
-                    await consumer.getmany(timeout_ms=500)
-        finally:
-            await consumer.stop()
-
-    async def proof(self) -> str:
-        """Ask the daemon what its cache could not store."""
-        count = await in_thread(self._refused) - self._before
-        return f"the daemon's cache could not store {count:.0f} files (ENOSPC)" if count > 0 else ""
-
-    async def heal(self) -> None:
-        """Give the room back."""
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        self._filler.unlink(missing_ok=True)
-
-
 def topics(local_bytes: int) -> dict[str, dict[str, object]]:
     """Return a daemon's `topics` block."""
     return {
         name: {"redpanda.remote.write": True, "retention.local.target.bytes": local_bytes}
-        for name in (TOPIC, TRANSACTIONS, f"{OPERATED}*")
+        for name in (TOPIC, TRANSACTIONS, SHARED, f"{OPERATED}*")
     }
 
 
-FAULTS: dict[str, type[Fault]] = {
-    "store refuses connections": _weather(ResetRequest()),
-    "store answers 500": _weather(Answer("500 Internal Server Error")),
-    "store throttles": _weather(Answer("503 Slow Down", headers={"Retry-After": "1"})),
-    "store throttles at a daemon's start": ThrottledStart,
-    "store's answers are lost": _weather(NoAnswer()),
-    "store resets uploads": _weather(ResetRequest(100), _is_large),
-    "store takes half a PUT and is silent": _weather(StallRequest(100), _is_large),
-    "uploads are damaged on the way": _weather(DamageRequest(), _is_large),
-    "store answers uploads 200 with an error": _weather(
-        Answer("200 OK", body=_ERROR_DOCUMENT, headers={"Content-Type": "application/xml"}), _is_large
-    ),
-    "downloads end early": _weather(TruncateAnswer(1), lambda one: one.method == "GET"),
-    "store hangs": StoreHangs,
-    "store restarts": StoreRestarts,
+PROCESS_FAULTS: dict[str, type[Fault]] = {
     "daemon is killed": DaemonDies,
     "all daemons are killed": AllDaemonsDie,
     "daemon ends and starts": DaemonEnds,
     "daemons restart in turn": RollingDaemons,
     "daemon hangs": DaemonHangs,
     "daemon hangs and is deposed": DeposedDaemonHangs,
+    "daemon is the previous release": DaemonIsThePreviousRelease,
     "configuration is reloaded": Reloads,
-    "state's disk is full": StateDiskFull,
     "broker is killed": BrokerDies,
     "broker stops and starts": BrokerStops,
     "broker hangs": BrokerHangs,

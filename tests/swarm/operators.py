@@ -7,6 +7,8 @@ not deleted. A reader through the gateways that begins at the start has to see t
 
 from __future__ import annotations
 
+import asyncio
+import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,10 +20,11 @@ from tests.support.cluster import cluster_admin, start_broker
 from tests.support.daemon import run_well
 from tests.support.kafka import admin_of
 from tests.swarm.ending import in_thread
-from tests.swarm.faults import FAULTS, NODES, OPERATED, Fault
+from tests.swarm.faults import NODES, OPERATED, Fault
+from tests.swarm.sharing import SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.support.daemon import Daemon
 
@@ -30,6 +33,8 @@ _SEGMENT_RECORDS = 11
 """A segment of 1 MiB has no more records than this."""
 _CONFIGS = {"segment.bytes": str(1 << 20), "retention.ms": "-1", "file.delete.delay.ms": "100"}
 _PAUSED_ROUNDS = 3
+_KEPT_BYTES = 3 << 20
+_PATIENCE_SECONDS = 90
 _REPLACED = "archive's tail replaced: another leader's log took its place"
 _LARGE = {"max_batch_size": 200_000}
 
@@ -118,6 +123,8 @@ class Operation(Fault):
 class UncleanElection(Operation):
     """A replica leads that lacks what its leader alone has acknowledged and archived."""
 
+    is_slow = True
+
     configs: ClassVar = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
 
     def replicas(self) -> list[int]:
@@ -199,7 +206,7 @@ class RecreatesTopic(Operation):
         await self.produce(new)
         await self.until_archived(len(new))
         await self.check_read(list(enumerate(new)))
-        ids = await in_thread(archived_manifests, self.parts.objects, self.topic)
+        ids = await in_thread(archived_manifests, self.parts.store.objects, self.topic)
         return f"topics {sorted(ids)}" if len(ids) == 2 else ""
 
 
@@ -229,15 +236,81 @@ class Pauses(Operation):
         return f"the archive stayed at {after} for {_PAUSED_ROUNDS} rounds, and reached {await self._end()}"
 
     async def _end(self) -> int:
-        return (await in_thread(archived_manifest, self.parts.objects, self.topic)).next_offset
+        return (await in_thread(archived_manifest, self.parts.store.objects, self.topic)).next_offset
 
     async def _topic(self, verb: str) -> None:
         await in_thread(run_well, "topic", verb, self.topic, "--config", str(self.parts.daemons.config()))
 
 
-KINDS: dict[str, type[Fault]] = FAULTS | {
+class ChangesRetention(Operation):
+    """An operator bounds the bytes of a topic, and then takes the bound away."""
+
+    async def happen(self) -> str:
+        """Bound a topic that is archived, and read what is left; what comes afterwards stays."""
+        values, more = _values(55, first=0), _values(25, first=55)
+        await self.produce(values)
+        await self.until_archived(len(values))
+        await self._keep(_KEPT_BYTES)
+        start = await self._until_start(lambda at: at > 0)
+        await self._keep(-1)
+        await self.produce(more)
+        await self.until_archived(len(values + more))
+        # Two observations had to agree, so the start may have gone on until the bound was away.
+        start = await self._until_start(lambda at: at >= start)
+        kept = (len(values) - start) * _VALUE_BYTES
+        if not _KEPT_BYTES - _SEGMENT_RECORDS * _VALUE_BYTES <= kept <= _KEPT_BYTES:
+            self.parts.broken.append(
+                f"{self.step.kind}: {self.topic} was to keep {_KEPT_BYTES} bytes, and begins at {start} of "
+                f"{len(values)} records"
+            )
+        await self.check_read(list(enumerate(values + more))[start:])
+        return f"the topic begins at {start}"
+
+    async def _keep(self, kept_bytes: int) -> None:
+        async with cluster_admin(self.parts.cluster) as admin:
+            await admin.configure(self.topic, {"retention.bytes": str(kept_bytes)})
+
+    async def _until_start(self, is_so: Callable[[int], bool]) -> int:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            start = (await in_thread(archived_manifest, self.parts.store.objects, self.topic)).start_offset
+            if is_so(start):
+                return start
+            assert time.monotonic() < deadline, f"the archive of {self.topic} still begins at {start}"
+            await asyncio.sleep(0.2)
+
+
+class ShareGroupHangs(Fault):
+    """A share group's consumers are stopped (SIGSTOP) until a trim has to wait for them."""
+
+    is_slow = True
+    archives_meanwhile = True
+
+    async def inject(self) -> None:
+        """Stop them."""
+        self.parts.share_group.pause()
+
+    def _held_bytes(self) -> float:
+        running = [self.parts.daemons[one] for one in NODES]
+        return sum(
+            one.metric("tieringd_trim_held_by_share_groups_bytes", topic=SHARED) or 0 for one in running
+        )
+
+    async def proof(self) -> str:
+        """Ask the daemons what they leave on the broker for the group."""
+        held = await in_thread(self._held_bytes)
+        return f"a trim left {held:.0f} bytes to the group" if held else ""
+
+    async def heal(self) -> None:
+        """Let them go on."""
+        self.parts.share_group.resume()
+
+
+OPERATIONS: dict[str, type[Fault]] = {
     "a leader is elected uncleanly": UncleanElection,
     "a user deletes records": DeletesRecords,
     "a topic is deleted and created again": RecreatesTopic,
     "an operator pauses and resumes a topic": Pauses,
+    "an operator changes retention": ChangesRetention,
+    "a share group hangs": ShareGroupHangs,
 }

@@ -21,6 +21,7 @@ class Report:
     """The faults and the outcome of one run."""
 
     seed: int
+    store: str = "s3"
     hours: float = 0.0
     proven: Counter[str] = field(default_factory=Counter)
     without_effect: Counter[str] = field(default_factory=Counter)
@@ -30,6 +31,10 @@ class Report:
     meanwhile_seconds: dict[str, float] = field(default_factory=dict)
     """The longest time until partitions were archived on while a fault lasted, by kind."""
     records: int = 0
+    shared: int = 0
+    """Acknowledged records that a share group had to get."""
+    share_consumer_ends: int = 0
+    """How often a share consumer has ended by itself, and was started again."""
     transactions: Counter[str] = field(default_factory=Counter)
     """The number of transactions, by outcome."""
     commits: int = 0
@@ -72,11 +77,12 @@ class Report:
         ]
         idle = self.without_effect.total()
         summary = (
-            f"The last run, with seed {self.seed}: {faults} faults of {kinds} kinds in {self.hours:.2f} "
-            f"hours ({idle} more had no effect, and do not count), {self.records} acknowledged records, "
-            f"transactions {dict(sorted(self.transactions.items()))}, {self.commits} commits of a group's "
-            f"offsets by {self.members} members (given up: {dict(self.stalls) or 'none'}; asked again for "
-            f"offsets: {self.untold} times), "
+            f"The last run, with seed {self.seed} and the store {self.store}: {faults} faults of {kinds} "
+            f"kinds in {self.hours:.2f} hours ({idle} more had no effect, and do not count), {self.records} "
+            f"acknowledged records, {self.shared} more for a share group (whose consumers ended "
+            f"{self.share_consumer_ends} times), transactions {dict(sorted(self.transactions.items()))}, "
+            f"{self.commits} commits of a group's offsets by {self.members} members (given up: "
+            f"{dict(self.stalls) or 'none'}; asked again for offsets: {self.untold} times), "
             f"{len(self.broken)} promises broken."
         )
         return "\n".join(

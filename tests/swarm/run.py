@@ -1,10 +1,10 @@
 """
 Run a swarm: `make swarm MINUTES=10 SEED=1`.
 
-    python -m tests.swarm.run [--minutes 10] [--seed 1] [--kind NAME ...] [--write]
+    python -m tests.swarm.run [--minutes 10] [--seed 1] [--store s3] [--kind NAME ...] [--write]
 
-Three real brokers with a daemon and a gateway beside each, and SeaweedFS behind a proxy. Producers and
-readers run throughout. One fault after the other comes, and each partition has to be archived on within a
+Three real brokers with a daemon and a gateway beside each, and a store. Producers, readers and share
+consumers run throughout. One fault after the other comes, and each partition has to be archived on within a
 bounded time. In the end the checker looks at everything. A run with a broken promise prints its history,
 keeps its directory, and ends with 1. SIGTERM and SIGINT end a run in order: no process and no mount stays,
 and the history is printed. The schedule of a seed is always the same; the moments within it are not, as the
@@ -24,69 +24,34 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from aiokafka.errors import KafkaError
-
-from tests.support.cluster import CLUSTER_PROPERTIES, DaemonsBeside, cluster_admin
-from tests.support.daemon import endpoint_properties
-from tests.support.fault_proxy import fault_proxy
-from tests.support.gateways import LISTENER
-from tests.support.kafka import KafkaCluster, Listener
-from tests.support.ports import free_ports
-from tests.support.s3_bucket import S3Bucket
-from tests.support.seaweedfs import running_seaweedfs
-from tests.support.small_disks import small_disk_at
-from tests.support.writers import Writers
+from tests.support.cluster import cluster_admin
 from tests.swarm import checker
+from tests.swarm.assembly import running_parts
+from tests.swarm.clients import Clients
 from tests.swarm.ending import cancelled_by_signals, in_thread
-from tests.swarm.faults import FULL_NODE, LOCAL_BYTES, Parts, topics
-from tests.swarm.operators import KINDS
+from tests.swarm.kinds import KINDS, kinds_of, slow
 from tests.swarm.report import Report
 from tests.swarm.schedule import schedule
-from tests.swarm.transactions import (
-    GROUP,
-    TRANSACTION_PARTITIONS,
-    TRANSACTIONS,
-    CommittedReader,
-    TransactionalWriter,
-    all_broken_transactions,
-    broken_group,
-)
-from tests.swarm.workload import PARTITIONS, TOPIC, Reader
+from tests.swarm.stores import STORES
+from tests.swarm.workload import PARTITIONS, TOPIC
 from tieringd.errors import TieringError
 from tieringd.formats.manifest_codec import decode_manifest
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import AsyncIterator, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
-    from tests.swarm.faults import Fault
+    from tests.swarm.faults import Fault, Parts
     from tests.swarm.schedule import Step
 
-_BUCKET = _PREFIX = "swarm"
 _PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _RECOVERY_SECONDS = 120
-_PROOF_SECONDS = 15
-_STATE_BYTES = 256 << 20
-_TOPIC = {
-    "segment.bytes": str(1 << 20),
-    "retention.ms": "-1",
-    "file.delete.delay.ms": "100",
-    "min.insync.replicas": "2",
-}
-_CLUSTER = CLUSTER_PROPERTIES | {
-    # Groups and transactions survive the death of one broker.
-    "offsets.topic.replication.factor": "3",
-    "transaction.state.log.replication.factor": "3",
-    "transaction.state.log.min.isr": "2",
-}
-_PLACES = ([1, 2, 3], [2, 3, 1], [3, 1, 2])
+_PROOF_SECONDS = 30
 
 
 @dataclass
@@ -160,7 +125,7 @@ class Swarm:
         idle = fault.idle_daemons()
         if not idle:
             return set()
-        async with cluster_admin(self.parts.cluster) as admin:
+        async with cluster_admin(self.parts.cluster, *fault.knowing_nodes()) as admin:
             leaders = await admin.partitions(TOPIC)
         return {number for number, one in leaders.items() if one.leader in idle}
 
@@ -173,118 +138,15 @@ class Swarm:
     def _ends(self) -> dict[int, int]:
         if len(self.manifest_keys) < PARTITIONS:
             # The bucket is listed only in the beginning: a listing takes longer with each object.
-            found = [key for key in self.parts.objects.keys() if key.endswith("/manifest")]  # noqa: SIM118 a method
+            found = [key for key in self.parts.store.objects.keys() if key.endswith("/manifest")]  # noqa: SIM118 a method
             for number in range(PARTITIONS):
                 for key in found:
                     if f"/meta/{TOPIC}/{number}_" in key:
                         self.manifest_keys[number] = key
         return {
-            number: decode_manifest(self.parts.objects.read(key)).next_offset
+            number: decode_manifest(self.parts.store.objects.read(key)).next_offset
             for number, key in self.manifest_keys.items()
         }
-
-
-class Clients:
-    """All clients of a swarm. They begin in a `with` block, and the block's end cancels what still runs."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._writers = Writers(parts.cluster, {TOPIC: PARTITIONS})
-        self._transactions = TransactionalWriter(parts.cluster)
-        self._readers = [
-            Reader("the reader through the gateways", parts.gateways, self._writers, reads_archive=True),
-            Reader(
-                "the reader past the gateways", parts.cluster.bootstrap, self._writers, reads_archive=False
-            ),
-        ]
-        self._group = CommittedReader("the group", parts.gateways, parts.cluster.bootstrap, GROUP)
-
-    def __enter__(self) -> Self:
-        self._writers.__enter__()
-        self._transacting = asyncio.create_task(self._transactions.run())
-        self._reading = [asyncio.create_task(one.run()) for one in (*self._readers, self._group)]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in (self._transacting, *self._reading):
-            task.cancel()
-        self._writers.stop()
-
-    async def stop_writing(self) -> None:
-        """Stop the producers, and wait for their last answers."""
-        self._transactions.is_stopping = True
-        await in_thread(self._writers.stop)
-        await self._transacting
-
-    async def broken(self) -> list[str]:
-        """Return each broken promise, after the producers have stopped."""
-        cluster, config = self._parts.cluster, self._parts.daemons.config()
-        gateways = self._parts.gateways
-        return [
-            *await all_broken_transactions(self._transactions, self._group),
-            *await checker.all_broken(self._writers, self._readers, gateways, cluster.bootstrap, config),
-        ]
-
-    async def stop_reading(self) -> list[str]:
-        """Stop the readers, and return what was wrong with how they ended or where their group is."""
-        for task in self._reading:
-            task.cancel()
-        outcomes = await asyncio.gather(*self._reading, return_exceptions=True)
-        ended = [f"a reader ended: {one!r}" for one in outcomes if isinstance(one, Exception)]
-        try:
-            return [*ended, *await broken_group(self._group)]
-        except KafkaError as error:
-            return [*ended, f"the group cannot be asked where it is: {error!r}"]
-
-    def tell(self, report: Report) -> None:
-        """Add up what was done."""
-        report.records = sum(len(one.acknowledged) for one in self._writers.writers)
-        report.transactions = Counter(one.value for one in self._transactions.outcomes)
-        report.commits, report.members = self._group.commits, self._group.members
-        report.stalls = Counter(self._group.stalls)
-        report.told, report.untold = self._group.told, self._group.untold
-
-
-@asynccontextmanager
-async def _running_parts(directory: Path, broken: list[str]) -> AsyncIterator[Parts]:
-    """Run store, proxy, brokers and daemons under *directory* in the context."""
-    async with AsyncExitStack() as stack:
-        store = stack.enter_context(running_seaweedfs(directory / "store"))
-        store.create_bucket(_BUCKET)
-        proxy = await stack.enter_async_context(fault_proxy(store.endpoint_url))
-        ports = tuple(free_ports(3))
-        cluster = await KafkaCluster.start(
-            directory / "brokers",
-            brokers=3,
-            heap_mib=384,
-            properties=_CLUSTER,
-            listeners=[Listener(LISTENER, advertised_ports=ports)],
-        )
-        stack.push_async_callback(cluster.kill)
-        stack.enter_context(small_disk_at(directory / f"state-{FULL_NODE}", _STATE_BYTES))
-        changes = {**endpoint_properties(proxy.url), "topics": topics(LOCAL_BYTES[0])}
-        daemons = DaemonsBeside(cluster, store, directory, bucket=_BUCKET, prefix=_PREFIX, changes=changes)
-        for node, port in zip(cluster.brokers, ports, strict=True):
-            behind = f"127.0.0.1:{node.listener_ports[LISTENER]}"
-            gateway = {"enabled": True, "host": "127.0.0.1", "port": port, "broker": behind}
-            daemons.change(node.node_id, gateway=gateway)
-        stack.enter_context(daemons)
-        await cluster.create_topic(TOPIC, replicas=_PLACES, configs=_TOPIC)
-        await cluster.create_topic(TRANSACTIONS, replicas=_PLACES[:TRANSACTION_PARTITIONS], configs=_TOPIC)
-        await in_thread(daemons.launch)
-        gateways = ",".join(f"127.0.0.1:{port}" for port in ports)
-        yield Parts(
-            cluster,
-            daemons,
-            store,
-            proxy,
-            state=lambda node_id: directory / f"state-{node_id}",
-            gateways=gateways,
-            objects=stack.enter_context(S3Bucket(store.endpoint_url, bucket=_BUCKET, prefix=_PREFIX)),
-            broken=broken,
-        )
 
 
 async def swarm(
@@ -292,6 +154,7 @@ async def swarm(
     report: Report,
     *,
     kinds: Sequence[str],
+    store: str = "s3",
     seconds: float = math.inf,
     faults: int | None = None,
 ) -> None:
@@ -301,14 +164,14 @@ async def swarm(
     *report* is filled while it runs, and has what was broken. A cancelled swarm ends all of its parts.
     """
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(_running_parts(directory, report.broken))
-        clients = stack.enter_context(Clients(parts))
+        parts = await stack.enter_async_context(running_parts(directory, store, report.broken))
+        clients = await stack.enter_async_context(Clients(parts))
         running = Swarm(parts, report, time.monotonic())
         await running.until_archived_on()
         before = await in_thread(checker.resources, parts.daemons)
         has_recovered = True
         try:
-            for step in itertools.islice(schedule(report.seed, kinds), faults):
+            for step in itertools.islice(schedule(report.seed, kinds, slow(kinds)), faults):
                 if time.monotonic() - running.begun > seconds:
                     break
                 await running.endure(step)
@@ -337,10 +200,17 @@ async def _until_signal(
     options: argparse.Namespace, directory: Path, report: Report
 ) -> signal.Signals | None:
     """Run a swarm, and return the signal that has ended it early."""
-    kinds = options.kind or list(KINDS)
+    kinds = options.kind or kinds_of(options.store)
     with cancelled_by_signals() as received:
         try:
-            await swarm(directory, report, kinds=kinds, seconds=options.minutes * 60, faults=options.faults)
+            await swarm(
+                directory,
+                report,
+                kinds=kinds,
+                store=options.store,
+                seconds=options.minutes * 60,
+                faults=options.faults,
+            )
         except asyncio.CancelledError:
             if not received:
                 raise
@@ -357,11 +227,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this kind; may be repeated")
     parser.add_argument("--write", action="store_true", help="write the report into docs/reliability.md")
+    parser.add_argument("--store", choices=STORES, default="s3")
     options = parser.parse_args()
+    if wrong := set(options.kind or ()) - set(kinds_of(options.store)):
+        parser.error(f"a store of the kind {options.store} has no such faults: {', '.join(sorted(wrong))}")
     # The clients tell each broker that is away, many times a second.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     directory = Path(tempfile.mkdtemp(prefix="tieringd-swarm-"))
-    report = Report(options.seed)
+    report = Report(options.seed, options.store)
     try:
         ended_by = asyncio.run(_until_signal(options, directory, report))
     except BaseException:

@@ -2,19 +2,23 @@
 The schedule of a swarm: which fault comes when, on which node, and for how long. It is pure.
 
 The same seed and kinds make the same schedule. Each kind comes once, in an order of the seed, before any
-comes again: so a run of a few minutes has as many kinds as it can.
+comes again: so a run of a few minutes has as many kinds as it can. After that, the slow kinds come in one
+round of four, so that an hour has many faults.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 4.0
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 2.0
+_SLOW_EACH = 4
+"""Slow kinds come in one round of so many."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,13 @@ class Step:
     """How long it lasts at least."""
 
 
-def schedule(seed: int, kinds: Sequence[str]) -> Iterator[Step]:
-    """Yield steps without end. *kinds* is not empty."""
+def schedule(seed: int, kinds: Sequence[str], slow: Collection[str] = ()) -> Iterator[Step]:
+    """Yield steps without end. *kinds* is not empty; *slow* has those of them that come less often."""
     chance = random.Random(seed)
     number = 0
-    while True:
-        for kind in chance.sample(sorted(kinds), len(kinds)):
+    for turn in itertools.count():
+        coming = [one for one in sorted(kinds) if turn % _SLOW_EACH == 0 or one not in slow]
+        for kind in chance.sample(coming, len(coming)):
             yield Step(
                 number,
                 kind,

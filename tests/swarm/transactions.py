@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
+from tests.swarm.checker import Progress
 from tests.swarm.stalls import place_at_brokers, place_of_client, waits_of, waits_of_client
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ _VALUE_BYTES = 30_000
 _ABORT_EACH = 4
 _PAUSE_SECONDS = 0.5
 _COMMITS_OF_A_MEMBER = 20
-_READ_SECONDS = 300
 _STEP_SECONDS = 60
 _HANGS_BY_ITSELF = "Fetcher.close"
 """
@@ -328,8 +328,10 @@ async def all_broken_transactions(writer: TransactionalWriter, group: CommittedR
     last = CommittedReader("the last reader of transactions", group.bootstrap, group.brokers, group=None)
     reading = asyncio.create_task(last.run())
     try:
-        deadline = time.monotonic() + _READ_SECONDS
-        while (group.lacks(writer) or last.lacks(writer)) and time.monotonic() < deadline:  # noqa: ASYNC110 two readers
+        progress = Progress()
+        while lacking := [*group.lacks(writer), *last.lacks(writer)]:
+            if not progress.goes_on(len(lacking)):
+                break
             await asyncio.sleep(0.2)
         for reader in (group, last):
             if reader.lacks(writer):

@@ -17,11 +17,13 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 
 from tests.support.writers import Acknowledged, Writer
-from tests.swarm.checker import Resources, broken_log, grown
+from tests.swarm.checker import Progress, Resources, broken_log, grown
 from tests.swarm.ending import cancelled_by_signals, in_thread
-from tests.swarm.operators import KINDS
+from tests.swarm.kinds import KINDS, kinds_of, slow
 from tests.swarm.report import Report
 from tests.swarm.schedule import Step, schedule
+from tests.swarm.sharing import lacks
+from tests.swarm.stores import STORES
 from tests.swarm.transactions import CommittedReader, Outcome, Place, broken_transactions
 
 
@@ -36,6 +38,32 @@ def test_each_kind_comes_before_any_comes_again():
     """There are more than twenty."""
     assert len(KINDS) >= 20
     assert {step.kind for step in islice(schedule(3, list(KINDS)), len(KINDS))} == set(KINDS)
+
+
+def test_slow_kinds_come_in_one_round_of_four():
+    """Slow kinds leave room for many faults in an hour, and each kind still comes more than once."""
+    slow_kinds = slow(KINDS)
+    assert slow_kinds
+    once = len(KINDS)
+    quick = once - len(slow_kinds)
+    found = Counter(step.kind for step in islice(schedule(4, list(KINDS), slow_kinds), 2 * once + 3 * quick))
+    assert {found[kind] for kind in slow_kinds} == {2}
+    assert {found[kind] for kind in KINDS if kind not in slow_kinds} == {5}
+
+
+def test_each_store_has_at_least_twenty_kinds():
+    """A directory has no requests that could be spoiled, and has a disk."""
+    assert len(kinds_of("s3")) > len(kinds_of("gcs")) > len(kinds_of("azure")) > len(kinds_of("file")) >= 20
+    assert set(kinds_of("file")) - set(kinds_of("s3"))
+    assert set(KINDS) == {kind for store in STORES for kind in kinds_of(store)}
+
+
+def test_what_a_share_group_did_not_get_is_told():
+    """An acknowledged record has to reach one of its consumers; one more is no fault."""
+    writer = Writer("t", 0, [Acknowledged(0, 0), Acknowledged(1, 2)], sent=4)
+    assert lacks(writer, [0, 1, 2]) == []
+    (told,) = lacks(writer, [0, 2])
+    assert "lacks 1 records of t-0, the first Acknowledged(offset=1, number=2)" in told
 
 
 def test_log_with_each_value_once_and_in_order_is_good():
@@ -73,7 +101,7 @@ def test_fault_without_proof_does_not_count(tmp_path):
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
-    assert "with seed 7: 1 faults of 1 kinds" in text
+    assert "with seed 7 and the store s3: 1 faults of 1 kinds" in text
     assert "1 more had no effect" in text
     assert "| store hangs | 1 | 3 requests without an answer | 1 s | 2 s |" in text
 
@@ -255,3 +283,10 @@ async def test_member_asks_again_while_its_group_is_loaded():
     reader._consumer = LoadingConsumer()
     await reader.on_partitions_assigned([TopicPartition("t", 0)])
     assert (reader.broken, reader.untold, reader._consumer.sought) == ([], 1, 7)
+
+
+def test_a_reader_that_goes_on_slowly_is_not_given_up():
+    """Only one that stands still for minutes is: a machine with much to do breaks no promise."""
+    progress = Progress(iter(range(0, 10**6, 100)).__next__)
+    assert all(progress.goes_on(position) for position in range(20))
+    assert not all(progress.goes_on(20) for _ in range(5))

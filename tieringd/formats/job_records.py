@@ -10,7 +10,8 @@ So nothing is erased without a trace. If the outcome is missing, it is unknown h
 job that was stopped in the middle and could still store its outcome lists that in its faults: the
 erasure must be repeated for what they name. The records of an erasure hold no key, only the SHA-256 of
 each. The holder of a key can tell that it was erased, and keys that can be guessed can be found out from
-the hash.
+the hash. A rebuild of manifests reads the records of erasures too: what they say of a partition is a
+second witness of what must not come back.
 
 A deletion by offset (`tieringd topic delete-records`) has two records as well: the request and the outcome.
 """
@@ -20,12 +21,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
+from operator import attrgetter
 from typing import Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.json_document import MALFORMED, encode_document
+from tieringd.formats.object_keys import parse_data_key
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import REWRITER_PREFIX, Rewriting, RewritingKind, SegmentIdentity
 
 ERASURE_VERSION = 2
 """Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
@@ -98,6 +101,30 @@ class ErasureOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class RewrittenPartition:
+    """What an erasure replaced in one partition."""
+
+    partition: TopicIdPartition
+    rewriting: Rewriting
+    retired_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedErasure:
+    """The records of one erasure, as far as a rebuild of manifests uses them."""
+
+    job_id: str
+    begun_at_ms: int
+    topics: tuple[str, ...]
+    """The requested names and patterns."""
+    key_sha256: frozenset[str]
+    rewritten: tuple[RewrittenPartition, ...]
+    """Empty if the erasure has no outcome."""
+    gone_over: tuple[PartitionGoneOver, ...] | None
+    """Empty if the erasure has no outcome; None in an outcome of version 1, which does not say it."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeletionRequest:
     """The request to delete the records of a topic before an offset, and its author."""
 
@@ -150,6 +177,64 @@ def encode_erasure_request(request: ErasureRequest) -> bytes:
 def encode_erasure_outcome(request: ErasureRequest, outcome: ErasureOutcome) -> bytes:
     """Return the record that is stored at the end. It includes the fields of the first record."""
     return _encoded(asdict(request) | asdict(outcome), ERASURE_VERSION)
+
+
+def decode_erasure(data: bytes, *, source: str) -> RecordedErasure:
+    """
+    Return what a record of an erasure says. The outcome says all that the request says.
+
+    Raises:
+        CorruptDataError: It is no such record, or is of a newer version.
+    """
+    try:
+        document = json.loads(data)
+        version = int(document["version"])
+    except MALFORMED as error:
+        raise CorruptDataError(f"this is not the record of an erasure: {error}", source=source) from error
+    if version > ERASURE_VERSION:
+        raise CorruptDataError(
+            f"this record of an erasure has version {version}; this release reads up to version "
+            f"{ERASURE_VERSION}",
+            source=source,
+        )
+    try:
+        is_done = "finished_at_ms" in document
+        tells_range = not is_done or "gone_over" in document
+        return RecordedErasure(
+            str(document["job_id"]),
+            int(document["begun_at_ms"]),
+            tuple(map(str, document["topics"])),
+            frozenset(map(str, document["key_sha256"])),
+            tuple(map(_rewritten_partition, document["partitions"])) if is_done else (),
+            tuple(map(_gone_over, document.get("gone_over", ()))) if tells_range else None,
+        )
+    except MALFORMED as error:
+        raise CorruptDataError(f"this record of an erasure is damaged: {error}", source=source) from error
+
+
+def _rewritten_partition(row: dict[str, Any]) -> RewrittenPartition:
+    replaced, stored = (tuple(map(_identity_of, row[name])) for name in ("replaced", "stored"))
+    if not stored:
+        raise ValueError("an erased partition has no stored segment")
+    rewriting = Rewriting(
+        RewritingKind.REWRITTEN,
+        tuple(one for one in replaced if one.writer_id.startswith(REWRITER_PREFIX)),
+        tuple(sorted(stored, key=attrgetter("base_offset"))),
+    )
+    return RewrittenPartition(TopicIdPartition(**row["partition"]), rewriting, int(row["retired_at_ms"]))
+
+
+def _identity_of(key: str) -> SegmentIdentity:
+    found = parse_data_key(key)
+    if found is None:
+        raise ValueError(f"{key!r} is not the key of a data object")
+    return found.identity
+
+
+def _gone_over(row: dict[str, Any]) -> PartitionGoneOver:
+    return PartitionGoneOver(
+        TopicIdPartition(**row["partition"]), int(row["start_offset"]), int(row["next_offset"])
+    )
 
 
 def _encoded(document: dict[str, Any], version: int) -> bytes:

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 import xxhash
 
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX, RemoteSegment
+from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX, RemoteSegment, SegmentIdentity
 from tieringd.model.spillover import SpilloverName
 
 TOPIC_MANIFESTS_PREFIX = "meta/"
@@ -115,6 +115,13 @@ class DataKey:
     writer_id: str
     index_crc32c: int
     """NO_CRC where the key has none."""
+
+    @property
+    def identity(self) -> SegmentIdentity:
+        """Return what the key says of its segment, without its index."""
+        return SegmentIdentity(
+            self.base_offset, self.last_offset, self.size_bytes, self.leader_epoch, self.writer_id
+        )
 
 
 def data_key(partition: TopicIdPartition, segment: RemoteSegment) -> str:

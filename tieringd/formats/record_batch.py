@@ -195,7 +195,16 @@ def check_crc(view: memoryview, header: BatchHeader, position: int = 0) -> None:
             position=position,
             offset=header.base_offset,
         )
-    found = crc32c(view[position + CRC_STARTS_AT : end])
+    require_crc(header, crc32c(view[position + CRC_STARTS_AT : end]), position)
+
+
+def require_crc(header: BatchHeader, found: int, position: int = 0) -> None:
+    """
+    Check the checksum that was *found* for the batch at *position*.
+
+    Raises:
+        CorruptDataError: The header has another one.
+    """
     if found != header.crc:
         raise CorruptDataError(
             f"batch CRC is {found:08x} and should be {header.crc:08x}",

@@ -33,6 +33,7 @@ from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.scrub.data_scan import DataIndexer, is_index_of, renamed_by
+from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim, ManifestChange
 from tieringd.archiving.segment_copier import local_index
@@ -45,8 +46,8 @@ from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
 from tieringd.model.corrections import reindexed
 from tieringd.model.local_log import LocalLog
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentSlice
-from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS, SPILLOVER_FAULTS, Finding
+from tieringd.model.segment import NO_CRC, RemoteSegment, Rewriting, RewritingKind, SegmentSlice
+from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS, SPILLOVER_FAULTS, FaultKind, Finding
 from tieringd.storage.base import FileSlice, JoinSource, ObjectStore
 from tieringd.storage.threads import in_thread
 
@@ -54,6 +55,7 @@ log = structlog.get_logger(__name__)
 
 _PIECE_BYTES = 8 << 20
 
+FROM_MANIFEST = "from what the manifest says"
 FROM_QUARANTINE = "from its copy in quarantine"
 FROM_LOG = "from this broker's log"
 FROM_DATA = "from its data object"
@@ -268,6 +270,8 @@ class Healer:
                 how = await self._heal_data(partition, segment)
             elif finding.kind in INDEX_FAULTS:
                 how = await self._heal_index(partition, segment)
+            elif finding.kind is FaultKind.REWRITING_MISSING:
+                how = await self._heal_record(partition, segment)
         elif partition is not None and finding.kind in SPILLOVER_FAULTS:
             how = await self._heal_spillover(partition, finding.key)
         if how:
@@ -282,6 +286,17 @@ class Healer:
         if local is not None and await self._put_from(local, key, segment):
             return FROM_LOG
         return ""
+
+    async def _heal_record(self, partition: TopicIdPartition, segment: RemoteSegment) -> str:
+        """
+        Store a record that names the segment alone.
+
+        What it was made of is not known any more. If it has left the manifest meanwhile, the record of what
+        took its place says that this was made of it.
+        """
+        rewriting = Rewriting.of(RewritingKind.REWRITTEN, (), (segment,))
+        await store_rewriting(self._store, partition, rewriting)
+        return FROM_MANIFEST
 
     async def _heal_spillover(self, partition: TopicIdPartition, key: str) -> str:
         """

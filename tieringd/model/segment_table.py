@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from operator import add, sub
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from tieringd.model.segment import RemoteSegment
 
@@ -52,6 +52,7 @@ _LIMITS: Final = {
 _PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
 _REFERENCES: Final = {"last_offset": "base_offset", "base_timestamp_ms": "max_timestamp_ms"}
 """Columns that are near another one are kept as the difference to it."""
+_BlockParts: TypeAlias = "tuple[int, tuple[int, ...], tuple[array[int] | None, ...], int, int]"
 _WIDTHS: Final = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
 
 
@@ -90,15 +91,18 @@ class _Block:
     @classmethod
     def of(cls, values: Mapping[str, Sequence[int]]) -> _Block:
         """Pack the columns of a block, which have the same length."""
-        for name, column in values.items():
-            low, high = _LIMITS[name]
-            if min(column) < low or max(column) > high:
-                raise ValueError(f"a segment column holds a value out of range: {name}")
         cells = []
         for name in _NAMES:
-            reference = _REFERENCES.get(name)
             column = values[name]
-            cells.append(_packed(list(map(sub, column, values[reference])) if reference else column))
+            low, high = min(column), max(column)
+            least, most = _LIMITS[name]
+            if low < least or high > most:
+                raise ValueError(f"a segment column holds a value out of range: {name}")
+            reference = _REFERENCES.get(name)
+            if reference:
+                column = list(map(sub, column, values[reference]))
+                low, high = min(column), max(column)
+            cells.append(_packed(column, low, high))
         latest_ms = max(values["max_timestamp_ms"])
         return cls(len(values[_WRITER]), tuple(cells), values["base_offset"][0], latest_ms)
 
@@ -112,6 +116,17 @@ class _Block:
         reference = _REFERENCES.get(name)
         return map(add, values, self.cells[_PLACES[reference]].values(self.rows)) if reference else values
 
+    def parts(self) -> _BlockParts:
+        """Return the values that make it up, without objects of our own."""
+        lows, aboves = (tuple(getattr(cells, name) for cells in self.cells) for name in ("low", "above"))
+        return self.rows, lows, aboves, self.base_offset, self.latest_ms
+
+    @classmethod
+    def of_parts(cls, parts: _BlockParts) -> _Block:
+        """Return the block that has these `parts`."""
+        rows, lows, aboves, base_offset, latest_ms = parts
+        return cls(rows, tuple(map(_Cells, lows, aboves)), base_offset, latest_ms)
+
     def part(self, begin: int, end: int) -> _Block:
         rows, cells = end - begin, tuple(cells.part(begin, end) for cells in self.cells)
         latest_ms = max(cells[_PLACES["max_timestamp_ms"]].values(rows))
@@ -119,7 +134,8 @@ class _Block:
 
     def renumbered(self, numbers: Sequence[int]) -> _Block:
         """Return the same rows, with each writer number replaced by its entry in *numbers*."""
-        writers = _packed([numbers[number] for number in self.values(_WRITER)])
+        values = [numbers[number] for number in self.values(_WRITER)]
+        writers = _packed(values, min(values), max(values))
         return replace(self, cells=(*self.cells[:-1], writers))
 
 
@@ -187,7 +203,7 @@ class SegmentTable:
         if len({len(column) for column in values.values()}) != 1:
             raise ValueError("segment columns differ in length")
         table = cls(_blocks(values), known)
-        if any(number >= len(known) for number in table.writer_numbers):
+        if max(values[_WRITER], default=-1) >= len(known):
             raise ValueError("a segment names a writer that the manifest does not list")
         return table
 
@@ -238,6 +254,10 @@ class SegmentTable:
             for *values, number in zip(*columns, block.values(_WRITER), strict=True):
                 fields = dict(zip(COLUMNS, values, strict=True))
                 yield RemoteSegment(writer_id=self._writers[number], **fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle few objects: each task of a large plan has a table, and objects cost more than rows."""
+        return _unpickled, (self._writers, [block.parts() for block in self.blocks])
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -372,6 +392,11 @@ class SegmentTable:
         return SegmentTable((*blocks, *_blocks(added)), writers)
 
 
+def _unpickled(writers: tuple[str, ...], blocks: Iterable[_BlockParts]) -> SegmentTable:
+    """Return the table that `SegmentTable.__reduce__` has described."""
+    return SegmentTable(tuple(map(_Block.of_parts, blocks)), writers)
+
+
 def _listed(values: Iterable[int]) -> Sequence[int]:
     return values if isinstance(values, array | list) else list(values)
 
@@ -383,8 +408,8 @@ def _blocks(values: Mapping[str, Sequence[int]]) -> tuple[_Block, ...]:
     )
 
 
-def _packed(values: Sequence[int]) -> _Cells:
-    low, high = min(values), max(values)
+def _packed(values: Sequence[int], low: int, high: int) -> _Cells:
+    """Pack *values*, of which *low* is the smallest and *high* the largest."""
     if low == high:
         return _Cells(low, None)
     code = next((code for limit, code in _WIDTHS if high - low < limit), "Q")

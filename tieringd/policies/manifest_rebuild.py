@@ -40,6 +40,7 @@ from tieringd.model.segment import (
     SegmentIdentity,
 )
 from tieringd.policies.epoch_history import epoch_at
+from tieringd.policies.erasure_evidence import KnownBegin
 from tieringd.policies.valid_rewritings import (
     Candidate,
     RecordedRewriting,
@@ -95,6 +96,12 @@ class RebuildPlan:
     """First and last offsets of the ranges between chosen segments that no chosen one holds."""
     unfinished: tuple[StoredSegment, ...] = ()
     """Chosen segments of a job that may have died half way; nothing else holds their offsets."""
+    unrecorded: tuple[StoredSegment, ...] = ()
+    """
+    Segments that a job stored and that were not chosen, because no record shows that the job finished.
+
+    The job died, or its record is lost.
+    """
     brought_back: tuple[tuple[str, tuple[StoredSegment, ...]], ...] = ()
     """
     Chosen segments that a job had replaced, by job, where its replacements do not count any more: records
@@ -106,21 +113,24 @@ def plan_rebuild(
     stored: Collection[StoredSegment],
     *,
     start_offset: int = 0,
+    begins: Sequence[KnownBegin] = (),
     recorded: Sequence[RecordedRewriting] = (),
 ) -> RebuildPlan:
     """
     Choose the segments that make up the archive from *start_offset* on.
 
-    *recorded* are the rewritings that jobs have recorded.
+    *begins* tell where the archive began at earlier times. *recorded* are the rewritings that jobs have
+    recorded.
     """
     on_lineage, off, epoch_starts = _by_lineage(stored)
     left_out = [(one, OFF_LINEAGE) for one in off]
     sound: list[StoredSegment] = []
     for one in on_lineage:
-        if one.segment.last_offset < start_offset:
+        if one.segment.last_offset < start_offset or any(begin.has_expired(one.segment) for begin in begins):
             left_out.append((one, EXPIRED))
         else:
             sound.append(one)
+    there = sound
     valid = valid_rewritings(
         recorded,
         {one.identity: one.known_epoch for one in stored},
@@ -146,8 +156,9 @@ def plan_rebuild(
         if before.segment.next_offset < after.segment.base_offset
     )
     unfinished = tuple(one for one in chosen if id(one) in others)
+    unrecorded = _unrecorded([one for one in there if id(one) not in used], recorded)
     brought_back = _brought_back(valid, chosen)
-    return RebuildPlan(tuple(chosen), tuple(left_out), holes, unfinished, brought_back)
+    return RebuildPlan(tuple(chosen), tuple(left_out), holes, unfinished, unrecorded, brought_back)
 
 
 def kept_from(known: PartitionManifest | None) -> int:
@@ -271,6 +282,28 @@ def _brought_back(
                 rows[one.writer_id].add(row)
             row += 1
     return tuple((job, tuple(chosen[row] for row in sorted(some))) for job, some in sorted(rows.items()))
+
+
+def _unrecorded(
+    left_out: Iterable[StoredSegment], recorded: Sequence[RecordedRewriting]
+) -> tuple[StoredSegment, ...]:
+    """
+    Return the rewritten ones of *left_out* that no record names.
+
+    A record that was stored after such a segment, and names others with its offsets, is of a job that did
+    the work again.
+    """
+    told = {identity for one in recorded for identity in one.rewriting.stored}
+    unknown = [one for one in left_out if one.segment.is_rewritten and one.identity not in told]
+    return tuple(
+        one
+        for one in unknown
+        if not any(
+            one.segment.uploaded_at_ms <= record.stored_at_ms
+            and any(one.identity.overlaps(other) for other in record.rewriting.stored)
+            for record in recorded
+        )
+    )
 
 
 def _choose(stored: Sequence[StoredSegment]) -> list[StoredSegment]:

@@ -93,6 +93,8 @@ class FaultKind(StrEnum):
     SPILLOVER_DAMAGED = "spillover_damaged"
     SPILLOVER_DISAGREES = "spillover_disagrees"
     """The live manifest and its spilled part contradict each other."""
+    REWRITING_MISSING = "rewriting_missing"
+    """No readable record names a segment that a job rewrote."""
     TOPIC_MANIFEST_MISSING = "topic_manifest_missing"
     TOPIC_MANIFEST_DAMAGED = "topic_manifest_damaged"
 
@@ -126,6 +128,7 @@ _ACTIONS: Final = {
         f"none: {_FROM_VERSIONS[0].lower()}{_FROM_VERSIONS[1:]}",
     ),
     FaultKind.SPILLOVER_DISAGREES: "Report this: no tieringd writes such a manifest",
+    FaultKind.REWRITING_MISSING: "Run `tieringd archive scrub --fix`: it stores the record again",
     FaultKind.TOPIC_MANIFEST_MISSING: (
         "A daemon that archives the topic writes this manifest again. If no daemon does, restore the "
         "object, or let `tieringd archive scrub --fix` move the objects that no manifest names into "

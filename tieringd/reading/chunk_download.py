@@ -1,9 +1,10 @@
 """
 Download chunks: from the object store into the cache, or to the reader if the cache does not take them.
 
-The bytes of an ordinary chunk are in memory once, on their way from the socket to the file. They are checked
-there, before the file gets its name. A larger chunk (whole-segment mode) goes to its file piece by piece and
-is checked in the file. A wrong chunk is downloaded once more, and is corrupt if it is wrong again.
+The bytes of an ordinary chunk pass through a small window on their way from the socket to the file. They are
+checked there, before the file gets its name. A larger chunk (whole-segment mode) goes to its file piece by
+piece and is checked in the file. A wrong chunk is downloaded once more, and is corrupt if it is wrong again.
+If the disk fails, a reader gets its chunk by another request, in memory.
 
 `DownloadBudget` bounds how many downloads run at once and how many bytes they hold. It serves requests in
 the order in which they arrive. A request for more bytes than the whole budget runs alone. A budget
@@ -18,25 +19,32 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import structlog
 
 from tieringd.cache.cache_directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
-from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.formats.batch_check import BatchCheck, check_batches, check_batches_in
 from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.metrics import CacheMetrics
 from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.cache_keeper import CacheKeeper
-from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore, Take
+from tieringd.storage.ranges import read_range
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
 Downloaded: TypeAlias = "OpenFile | bytes | None"
 """The chunk in the cache, or in memory, or None if neither takes it."""
+
+
+class _Get(Protocol):
+    """Gets a range, and returns how many bytes there were."""
+
+    async def __call__(self, key: str, *, position: int, size_bytes: int) -> int: ...
 
 
 class DownloadBudget:
@@ -191,11 +199,11 @@ class ChunkDownloader:
     ) -> Downloaded:
         part = await self._keeper.begin(name, chunk.size_bytes) if is_cached else None
         if part is not None:
-            found: Downloaded = None
+            found: OpenFile | None = None
             try:
                 found = await self._into(part, key, chunk, expected)
             finally:
-                if found is None or isinstance(found, bytes):
+                if found is None:
                     await self._keeper.abandon(part)
                 else:
                     self._keeper.settle(part)  # No await here: a cancellation would leak the open file.
@@ -205,30 +213,34 @@ class ChunkDownloader:
             return None
         return await self._streamed(key, chunk, expected)
 
-    async def _into(self, part: PartFile, key: str, chunk: Chunk, expected: ExpectedBatches) -> Downloaded:
-        """Fill a part and publish it. If the disk fails, return the bytes if all of them are in memory."""
-        data: bytes | None = None
+    async def _into(
+        self, part: PartFile, key: str, chunk: Chunk, expected: ExpectedBatches
+    ) -> OpenFile | None:
+        """Fill a part and publish it; return None if the disk fails."""
         piece_bytes = self._limits.piece_bytes
         try:
             if chunk.size_bytes <= piece_bytes:
-                data = await self._piece(key, chunk, 0, chunk.size_bytes)
-                await self._checked(key, chunk, partial(check_batches, memoryview(data), expected))
-                await in_thread(_write, part, 0, data)
+                await self._store_piece(key, chunk, 0, chunk.size_bytes, _Arriving(part, 0, expected))
             else:
                 for position in range(0, chunk.size_bytes, piece_bytes):
                     size_bytes = min(piece_bytes, chunk.size_bytes - position)
-                    piece = await self._piece(key, chunk, position, size_bytes)
-                    await in_thread(_write, part, position, piece)
+                    await self._store_piece(key, chunk, position, size_bytes, _Arriving(part, position, None))
                 await self._checked(key, chunk, partial(_check_file, part, chunk.size_bytes, expected))
         except LocalFileError as error:
             self._keeper.note_refusal(error)
-        else:
-            opened = await self._keeper.publish(part)
-            if opened is not None:
-                return opened
-        if data is not None:
-            self._metrics.streamed_bytes.inc(len(data))
-        return data
+            return None
+        return await self._keeper.publish(part)
+
+    async def _store_piece(
+        self, key: str, chunk: Chunk, position: int, size_bytes: int, arriving: _Arriving
+    ) -> None:
+        """Write a piece to the file as it arrives."""
+        get = partial(read_range, self._store, begin=arriving.begin)
+        await self._got(key, chunk, position, size_bytes, get)
+        try:
+            arriving.end()
+        except CorruptDataError as error:
+            raise in_object(error, key, chunk) from error
 
     async def _streamed(self, key: str, chunk: Chunk, expected: ExpectedBatches) -> bytes:
         piece_bytes = self._limits.piece_bytes
@@ -242,23 +254,40 @@ class ChunkDownloader:
         return data
 
     async def _piece(self, key: str, chunk: Chunk, position: int, size_bytes: int) -> bytes:
+        """Return a piece in memory."""
+        found: list[bytes] = []
+
+        async def get(key: str, *, position: int, size_bytes: int) -> int:
+            found.append(await self._store.get_range(key, position=position, size_bytes=size_bytes))
+            return len(found[-1])
+
+        await self._got(key, chunk, position, size_bytes, get)
+        return found[-1]
+
+    async def _got(self, key: str, chunk: Chunk, position: int, size_bytes: int, get: _Get) -> None:
+        """
+        Get a piece of *chunk*.
+
+        Raises:
+            CorruptDataError: There are fewer bytes.
+            StorageUnavailable: They did not arrive in time.
+        """
         start = chunk.position + position
         seconds = self._limits.piece_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                data = await self._store.get_range(key, position=start, size_bytes=size_bytes)
+                found_bytes = await get(key, position=start, size_bytes=size_bytes)
         except TimeoutError as error:
             raise StorageUnavailable(
                 f"get_range {key}: {size_bytes} bytes from {start} did not arrive in {seconds:g} s"
             ) from error
-        if len(data) != size_bytes:
+        if found_bytes != size_bytes:
             raise CorruptDataError(
-                f"the object is {size_bytes - len(data)} bytes shorter than its index says",
+                f"the object is {size_bytes - found_bytes} bytes shorter than its index says",
                 source=key,
-                position=start + len(data),
+                position=start + found_bytes,
             )
         self._metrics.hydrated_bytes.labels("chunk").inc(size_bytes)
-        return data
 
     async def _checked(self, key: str, chunk: Chunk, check: Callable[[], None]) -> None:
         try:
@@ -296,8 +325,50 @@ def _check_file(part: PartFile, size_bytes: int, expected: ExpectedBatches) -> N
         raise located(part.name, "be read", error) from error
 
 
-def _write(part: PartFile, position: int, data: bytes) -> None:
-    try:
-        part.write(position, data)
-    except OSError as error:
-        raise located(part.name, "be cached", error) from error
+class _Arriving:
+    """The bytes of a piece on their way to a file. With *expected*, their batches are checked."""
+
+    def __init__(self, part: PartFile, position: int, expected: ExpectedBatches | None) -> None:
+        self._part = part
+        self._start = self._position = position
+        self._expected = expected
+        self._check: BatchCheck | None = None
+        self._fault: CorruptDataError | None = None
+
+    def begin(self) -> Take:
+        """Begin an attempt: the next byte is the first one."""
+        self._position = self._start
+        self._check = None if self._expected is None else BatchCheck(self._expected)
+        self._fault = None
+        return self.take
+
+    def take(self, data: memoryview) -> None:
+        """
+        Check the next bytes and write them.
+
+        Raises:
+            LocalFileError: The disk refuses them.
+        """
+        if self._fault is not None:
+            return  # The rest only has to arrive, so that its connection can be used again.
+        try:
+            if self._check is not None:
+                self._check.take(data)
+            self._part.write(self._position, data)
+        except CorruptDataError as error:
+            self._fault = error
+        except OSError as error:
+            raise located(self._part.name, "be cached", error) from error
+        self._position += len(data)
+
+    def end(self) -> None:
+        """
+        Check that the last byte was there.
+
+        Raises:
+            CorruptDataError: The batches are wrong.
+        """
+        if self._fault is not None:
+            raise self._fault
+        if self._check is not None:
+            self._check.end()

@@ -1,5 +1,5 @@
 """
-Exclude the imported modules from the garbage collections of Spark's Python workers.
+Spare Spark's Python workers garbage collections that find nothing.
 
 Spark reuses workers for many tasks, and runs a garbage collection between tasks. A collection visits every
 object of the loaded modules, hundreds of thousands, and took as long as decoding half a million records.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 _REUSED = "SPARK_REUSE_WORKER"
@@ -23,6 +25,22 @@ def spare_collections() -> None:
     """
     if _REUSED in os.environ:
         _freeze_once()
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """
+    Do the work of the context without garbage collections.
+
+    It is for work that makes many objects which stay, such as a large plan: each collection would visit all.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

@@ -52,6 +52,9 @@ class IfVersion:
 
 Condition: TypeAlias = IfAbsent | IfVersion
 
+Take: TypeAlias = Callable[[memoryview], None]
+"""Takes the next bytes of a range, in a thread. They are valid during the call only."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -130,6 +133,22 @@ class ObjectStore(Protocol):
 
     async def close(self) -> None:
         """Release connections. The store is unusable afterwards; closing twice is allowed."""
+
+
+@runtime_checkable
+class RangeStore(Protocol):
+    """A store that hands on the bytes of a range as they arrive, and keeps no range in memory."""
+
+    async def read_range(self, key: str, *, position: int, size_bytes: int, begin: Callable[[], Take]) -> int:
+        """
+        Hand on the bytes that `get_range` would return; return how many.
+
+        *begin* returns what takes them, in order. It is called once more for each attempt, which hands on
+        all bytes anew. An error that it raises ends the read; it is one of our tree.
+
+        Raises:
+            ObjectNotFound: No such object.
+        """
 
 
 @runtime_checkable

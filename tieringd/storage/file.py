@@ -51,10 +51,12 @@ from tieringd.storage.base import (
     JoinSource,
     ListPage,
     ObjectInfo,
+    Take,
 )
 from tieringd.storage.file_directories import DurableDirectories
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, copied, crc32c_of_file, name_of
+from tieringd.storage.ranges import Windows
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
@@ -97,6 +99,29 @@ class _PageEnd(str):
         return walk
 
 
+class _Reading:
+    """Reads an open file from a position on."""
+
+    def __init__(self, fd: int, position: int) -> None:
+        self._fd = fd
+        self._position = position
+
+    def fill(self, buffer: memoryview) -> None:
+        """
+        Fill *buffer* with the next bytes.
+
+        Raises:
+            OSError: The file cannot be read, or has become shorter.
+        """
+        at = 0
+        while at < len(buffer):
+            count = os.preadv(self._fd, [buffer[at:]], self._position)
+            if not count:
+                raise OSError(errno.EIO, "the file became shorter while it was read")
+            self._position += count
+            at += count
+
+
 class FileStore:
     """
     Objects as files below *root*, whose marker must hold *root_id* if one is given.
@@ -129,6 +154,7 @@ class FileStore:
         self._is_swept = False
         self._times = StoreTimes()
         self._directories = DurableDirectories()
+        self._windows = Windows()
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Tell *listener* the filesystem's time with each object that is stored."""
@@ -165,6 +191,17 @@ class FileStore:
         return await self._in_thread(
             lambda: self._read(key, name, lambda fd, _: os.pread(fd, size_bytes, position))
         )
+
+    async def read_range(self, key: str, *, position: int, size_bytes: int, begin: Callable[[], Take]) -> int:
+        """Hand on the bytes of a range; see `RangeStore`."""
+        name, take = name_of(key, base=self._base), begin()
+
+        def read(fd: int, status: os.stat_result) -> int:
+            found_bytes = max(0, min(size_bytes, status.st_size - position))
+            self._windows.pour(found_bytes, _Reading(fd, position).fill, take)
+            return found_bytes
+
+        return await self._in_thread(lambda: self._read(key, name, read))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size, version and checksum. The object is read for its checksum."""

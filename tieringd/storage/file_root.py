@@ -217,6 +217,8 @@ def write_marker(root: int, root_id: str, *, replaces: bool = False) -> bool:
             os.fsync(fd)
         finally:
             os.close(fd)
+        # The root may be new itself. Its name is durable before anything in it counts.
+        _flush_name_of(root)
         if replaces:
             os.replace(temporary, ROOT_MARKER, src_dir_fd=root, dst_dir_fd=root)
         else:
@@ -291,6 +293,15 @@ def sync_directory(path: str | Path, *, dir_fd: int | None = None) -> int:
         return os.fstat(fd).st_ino
     finally:
         os.close(fd)
+
+
+def _flush_name_of(root: int) -> None:
+    """Flush the directory above the root that *root* is open on."""
+    try:
+        sync_directory("..", dir_fd=root)
+    except PermissionError:
+        # The daemon may not open that directory. All filesystems are flushed instead.
+        os.sync()
 
 
 def _unlink_if_there(name: str, root: int) -> None:

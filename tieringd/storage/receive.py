@@ -1,5 +1,5 @@
 """
-The body of a large response, received into its final buffer.
+The body of a large response, received into its final buffer, or into windows that are used again.
 
 aiohttp hands a body on in pieces: copied out of the loop's buffer, out of the parser and into one. For
 ranges of 16 MiB that costs more than the kernel's work. Here the connection is taken from the parser
@@ -8,6 +8,8 @@ the head, and returns the connection to the pool. It also reads the whole respon
 through a proxy.
 
 One rule: a connection goes back to the pool only when its body has arrived to the last byte.
+
+`receive` returns the body. `receive_in_windows` hands it on as it arrives.
 
 `ranged` extracts the requested range from a response, in each of the forms that HTTP allows.
 """
@@ -20,17 +22,23 @@ import io
 import os
 import select
 import socket
+from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tieringd.errors import StorageUnavailable
+from tieringd.storage.base import Take
 from tieringd.storage.calls import Call
+from tieringd.storage.ranges import Windows
 from tieringd.storage.threads import finished
 from tieringd.storage.tls_transport import TlsTransport, receive_lent
 
 if TYPE_CHECKING:
     import aiohttp
+    from aiohttp.client_proto import ResponseHandler
 
 
 RECEIVE_FROM_BYTES = 1 << 20
@@ -51,6 +59,19 @@ def ranged(
     if status != HTTPStatus.PARTIAL_CONTENT:
         # A server may send the whole object instead.
         return data[position : position + size_bytes]
+    require_range(call, len(data), content_range=content_range, position=position, size_bytes=size_bytes)
+    return data
+
+
+def require_range(
+    call: Call, found_bytes: int, *, content_range: str | None, position: int, size_bytes: int
+) -> None:
+    """
+    Check that a partial response of *found_bytes* is the range that was requested.
+
+    Raises:
+        StorageUnavailable: It holds other bytes, fewer or more.
+    """
     span, _, total = (content_range or "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
     if not (first.isdecimal() and total.isdecimal()):
@@ -59,12 +80,11 @@ def ranged(
             hint="check cloud_storage_api_endpoint, and proxies in between",
         )
     expected = min(size_bytes, int(total) - position)
-    if (int(first), len(data)) != (position, expected):
+    if (int(first), found_bytes) != (position, expected):
         raise StorageUnavailable(
-            f"{call.subject}: received {len(data)} bytes from position {first}, not {expected} from "
+            f"{call.subject}: received {found_bytes} bytes from position {first}, not {expected} from "
             f"{position}"
         )
-    return data
 
 
 async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall_seconds: float) -> bytes:
@@ -75,12 +95,9 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
         ConnectionError: The connection ended early.
         TimeoutError: No byte came for *stall_seconds*.
     """
-    content, connection, size_bytes = response.content, response.connection, response.content_length or 0
-    is_small = content.is_eof() or size_bytes < RECEIVE_FROM_BYTES
-    if connection is None or is_small or "Content-Encoding" in response.headers:
-        return await response.read()
-    transport, protocol = connection.transport, connection.protocol
-    if transport is None or protocol is None or not _is_for_threads(transport):
+    content, size_bytes = response.content, response.content_length or 0
+    held = _held_connection(response)
+    if held is None:
         return await response.read()
     # A BytesIO owns its bytes, and returns them without a copy.
     result = io.BytesIO(bytes(size_bytes))
@@ -90,19 +107,94 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
             view[begun : begun + len(chunk)] = chunk
             begun += len(chunk)
         if begun < size_bytes:
-            protocol.pause_reading()  # This also stops aiohttp's read timeout.
-            try:
-                # `getvalue` copies while a view lives, and the thread forgets its own a moment too late.
-                with view[begun:] as rest:
-                    if isinstance(transport, TlsTransport):
-                        await _receive_encrypted(transport, rest, executor, stall_seconds)
-                    else:
-                        await _receive_plain(transport, rest, executor, stall_seconds)
-            except BaseException:
-                transport.abort()
-                raise
+            # `getvalue` copies while a view lives, and the thread forgets its own a moment too late.
+            with view[begun:] as rest:
+                await _in_reader(held, executor, stall_seconds, lambda fill: fill(rest))
             content.feed_eof()
     return result.getvalue()
+
+
+async def receive_in_windows(
+    response: aiohttp.ClientResponse,
+    take: Take,
+    *,
+    windows: Windows,
+    executor: Executor,
+    stall_seconds: float,
+) -> int:
+    """
+    Hand the body of *response* on to *take*, which runs in a thread of *executor*; return its size in bytes.
+
+    Raises:
+        ConnectionError: The connection ended early.
+        TimeoutError: No byte came for *stall_seconds*.
+        TieringError: *take* raised it.
+    """
+    content, size_bytes = response.content, response.content_length or 0
+    held = _held_connection(response)
+    if held is None:
+        data = await response.read()
+        await finished(executor.submit(take, memoryview(data)), on_cancel=_let_it_end)
+        return len(data)
+    begun: list[bytes] = []
+    while chunk := content.read_nowait():
+        begun.append(chunk)
+    left_bytes = size_bytes - sum(map(len, begun))
+
+    def hand_on(fill: Callable[[memoryview], None] | None = None) -> None:
+        for chunk in begun:
+            take(memoryview(chunk))
+        if fill is not None:
+            windows.pour(left_bytes, fill, take)
+
+    if not left_bytes:
+        await finished(executor.submit(hand_on), on_cancel=_let_it_end)
+    else:
+        await _in_reader(held, executor, stall_seconds, hand_on)
+        content.feed_eof()
+    return size_bytes
+
+
+def _let_it_end() -> None:
+    """Let a thread finish that has all its bytes, when its caller is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The connection of a response, which a thread may read from."""
+
+    transport: asyncio.Transport
+    protocol: ResponseHandler
+
+
+def _held_connection(response: aiohttp.ClientResponse) -> _Held | None:
+    """Return the connection with the rest of a large body; None for a body that aiohttp reads."""
+    connection = response.connection
+    is_small = response.content.is_eof() or (response.content_length or 0) < RECEIVE_FROM_BYTES
+    if connection is None or is_small or "Content-Encoding" in response.headers:
+        return None
+    transport, protocol = connection.transport, connection.protocol
+    if transport is None or protocol is None or not _is_for_threads(transport):
+        return None
+    return _Held(transport, protocol)
+
+
+async def _in_reader(
+    held: _Held,
+    executor: Executor,
+    stall_seconds: float,
+    work: Callable[[Callable[[memoryview], None]], None],
+) -> None:
+    """Run *work* in a thread; it gets a function that fills a buffer with the connection's next bytes."""
+    held.protocol.pause_reading()  # This also stops aiohttp's read timeout.
+    try:
+        if isinstance(held.transport, TlsTransport):
+            await _receive_encrypted(held.transport, work, executor, stall_seconds)
+        else:
+            await _receive_plain(held.transport, work, executor, stall_seconds)
+    except BaseException:
+        held.transport.abort()
+        raise
 
 
 def _is_for_threads(transport: asyncio.BaseTransport) -> bool:
@@ -111,15 +203,21 @@ def _is_for_threads(transport: asyncio.BaseTransport) -> bool:
 
 
 async def _receive_encrypted(
-    transport: TlsTransport, buffer: memoryview, executor: Executor, stall_seconds: float
+    transport: TlsTransport,
+    work: Callable[[Callable[[memoryview], None]], None],
+    executor: Executor,
+    stall_seconds: float,
 ) -> None:
     with transport.lent() as connection:
-        work = executor.submit(receive_lent, connection, buffer, stall_seconds=stall_seconds)
-        await finished(work, on_cancel=transport.shut)
+        fill = partial(receive_lent, connection, stall_seconds=stall_seconds)
+        await finished(executor.submit(work, fill), on_cancel=transport.shut)
 
 
 async def _receive_plain(
-    transport: asyncio.BaseTransport, buffer: memoryview, executor: Executor, stall_seconds: float
+    transport: asyncio.BaseTransport,
+    work: Callable[[Callable[[memoryview], None]], None],
+    executor: Executor,
+    stall_seconds: float,
 ) -> None:
     # A descriptor of its own: if the transport closed meanwhile, another file could get the number.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
@@ -128,11 +226,11 @@ async def _receive_plain(
             with contextlib.suppress(OSError):  # Already closed, which is as good.
                 connection.shutdown(socket.SHUT_RDWR)
 
-        work = executor.submit(_fill, connection.fileno(), buffer, stall_seconds)
-        await finished(work, on_cancel=end)
+        fill = partial(_fill, connection.fileno(), stall_seconds=stall_seconds)
+        await finished(executor.submit(work, fill), on_cancel=end)
 
 
-def _fill(fd: int, buffer: memoryview, stall_seconds: float) -> None:
+def _fill(fd: int, buffer: memoryview, *, stall_seconds: float) -> None:
     """Read until *buffer* is full. The socket does not block: its descriptor shares the loop's O_NONBLOCK."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)

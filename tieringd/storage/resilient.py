@@ -33,8 +33,10 @@ from tieringd.storage.base import (
     ListPage,
     ObjectInfo,
     ObjectStore,
+    Take,
 )
 from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
+from tieringd.storage.ranges import read_range
 
 T = TypeVar("T")
 
@@ -216,6 +218,14 @@ class ResilientStore:
             self._operation("get_range", key),
             lambda: self._store.get_range(key, position=position, size_bytes=size_bytes),
             len,
+        )
+
+    async def read_range(self, key: str, *, position: int, size_bytes: int, begin: Callable[[], Take]) -> int:
+        """Hand on the bytes of a range; see `RangeStore`. Each attempt begins anew."""
+        return await self._run(
+            self._operation("get_range", key),
+            lambda: read_range(self._store, key, position=position, size_bytes=size_bytes, begin=begin),
+            int,
         )
 
     async def head(self, key: str) -> ObjectInfo:

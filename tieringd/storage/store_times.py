@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 
 
 class StoreTimes:
@@ -32,6 +33,7 @@ class StoreTimes:
         self.note(None if is_cached else _date_ms(headers.get("date") or headers.get("Date")))
 
 
+@lru_cache(maxsize=16)  # A store sends the same date with each response of a second.
 def _date_ms(date: str | None) -> int | None:
     try:
         moment = parsedate_to_datetime(date) if date else None

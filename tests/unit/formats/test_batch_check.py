@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import OLD_MESSAGE_V1, batch, golden_log, segment_bytes
 from tieringd.errors import CorruptDataError
-from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.formats.batch_check import BatchCheck, check_batches, check_batches_in
 from tieringd.formats.batch_offsets import ExpectedBatches
 
 DATA = segment_bytes(100, batches=5, value=b"v" * 300)
@@ -20,11 +24,21 @@ def reads(data):
     return lambda position, size_bytes: data[position : position + size_bytes]
 
 
-@pytest.fixture(params=["memory", "windows"])
+def check_pieces(data, bounds, *, ends):
+    """Check *data* in pieces that end at *ends*."""
+    pieces = BatchCheck(bounds)
+    for begin, end in pairwise([0, *ends, len(data)]):
+        pieces.take(memoryview(data)[begin:end])
+    pieces.end()
+
+
+@pytest.fixture(params=["memory", "windows", "bytes"])
 def check(request):
-    """Give the check of bytes in memory, and of bytes read through windows smaller than a batch."""
+    """Give the check of bytes in memory, read through windows smaller than a batch, and one by one."""
     if request.param == "memory":
         return lambda data, bounds: check_batches(memoryview(data), bounds)
+    if request.param == "bytes":
+        return lambda data, bounds: check_pieces(data, bounds, ends=range(1, len(data)))
     return lambda data, bounds: check_batches_in(reads(data), len(data), bounds, window_bytes=100)
 
 
@@ -80,6 +94,31 @@ def test_any_flipped_bit_is_noticed(at, bit):
         check_batches(memoryview(damaged), BOUNDS)
     with pytest.raises(CorruptDataError):
         check_batches_in(reads(bytes(damaged)), len(damaged), BOUNDS)
+
+
+@given(
+    st.lists(st.integers(0, len(DATA)), max_size=12).map(sorted),
+    st.integers(0, len(DATA) - 1) | st.none(),
+    st.integers(0, len(DATA)),
+    st.booleans(),
+)
+def test_pieces_change_nothing(ends, damaged_at, size, has_checksum):
+    """The outcome is that of all bytes at once, position included, wherever they are cut into pieces."""
+    data = bytearray(DATA)
+    if damaged_at is not None:
+        data[damaged_at] ^= 1
+    data = bytes(data[:size])
+    bounds = replace(BOUNDS, checksum=crc32c(DATA)) if has_checksum else BOUNDS
+    whole = outcome(lambda: check_batches(memoryview(data), bounds))
+    assert outcome(lambda: check_pieces(data, bounds, ends=[end for end in ends if end <= size])) == whole
+
+
+def outcome(check):
+    try:
+        check()
+    except CorruptDataError as error:
+        return error.message, error.position, error.offset
+    return None
 
 
 def test_bytes_that_end_early_are_cut(check):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from tests.golden.make_own_golden import (
     DELETION_OUTCOME,
@@ -11,12 +14,17 @@ from tests.golden.make_own_golden import (
     ERASURE_REQUEST,
     OWN,
 )
+from tests.unit.model.values import PARTITION, remote
+from tieringd.errors import CorruptDataError
 from tieringd.formats.job_records import (
+    decode_erasure,
     encode_deletion_outcome,
     encode_deletion_request,
     encode_erasure_outcome,
     encode_erasure_request,
 )
+from tieringd.formats.object_keys import data_key
+from tieringd.model.segment import Rewriting, RewritingKind
 
 
 def test_records_are_written_as_the_golden_ones():
@@ -40,3 +48,68 @@ def test_records_of_a_deletion_are_written_as_the_golden_ones():
     assert encode_deletion_request(DELETION_REQUEST) == begun.read_bytes()
     assert encode_deletion_outcome(DELETION_REQUEST, DELETION_OUTCOME) == done.read_bytes()
     assert json.loads(begun.read_bytes()).items() <= json.loads(done.read_bytes()).items()
+
+
+OLD, NEW = remote(0, 9, writer_id="0a"), remote(0, 9, writer_id="rewritten-0123456789abcdef", size_bytes=61)
+OUTCOME = replace(
+    ERASURE_OUTCOME,
+    partitions=(
+        replace(
+            ERASURE_OUTCOME.partitions[0],
+            partition=PARTITION,
+            replaced=(data_key(PARTITION, OLD), data_key(PARTITION, replace(NEW, writer_id="rewritten-0b"))),
+            stored=(data_key(PARTITION, NEW),),
+        ),
+    ),
+)
+
+
+def test_rebuild_reads_what_was_replaced_and_gone_over():
+    """The last record has both. The first one only says that an erasure had begun."""
+    done = decode_erasure(encode_erasure_outcome(ERASURE_REQUEST, OUTCOME), source="test")
+    assert (done.job_id, done.topics) == (ERASURE_REQUEST.job_id, ERASURE_REQUEST.topics)
+    assert done.gone_over == OUTCOME.gone_over
+    (one,) = done.rewritten
+    assert (one.partition, one.retired_at_ms) == (PARTITION, OUTCOME.partitions[0].retired_at_ms)
+    assert one.rewriting == Rewriting.of(
+        RewritingKind.REWRITTEN, (OLD, replace(NEW, writer_id="rewritten-0b")), (NEW,)
+    )
+    begun = decode_erasure(encode_erasure_request(ERASURE_REQUEST), source="test")
+    assert (begun.key_sha256, begun.rewritten, begun.gone_over) == (done.key_sha256, (), ())
+
+
+def test_record_of_version_1_does_not_say_what_was_gone_over():
+    """That is not the same as nothing."""
+    document = json.loads(encode_erasure_outcome(ERASURE_REQUEST, OUTCOME))
+    for name in ("gone_over", "objects_left", "kept_by_store"):
+        del document[name]
+    old = decode_erasure(json.dumps(document | {"version": 1}).encode(), source="test")
+    assert old.gone_over is None
+    assert old.rewritten
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda _: b"junk", id="no JSON"),
+        pytest.param(lambda _: b"[]", id="no object"),
+        pytest.param(lambda document: _changed(document, version=3), id="newer version"),
+        pytest.param(lambda document: _changed(document, topics=None), id="no topics"),
+        pytest.param(lambda document: _changed(document, gone_over=[{"partition": 1}]), id="no range"),
+        pytest.param(lambda document: _with_stored(document, []), id="nothing stored"),
+        pytest.param(lambda document: _with_stored(document, ["another/key"]), id="no data object"),
+    ],
+)
+def test_record_that_is_damaged_is_named(damage):
+    """A rebuild tells of it, and passes nothing over in silence."""
+    document = json.loads(encode_erasure_outcome(ERASURE_REQUEST, OUTCOME))
+    with pytest.raises(CorruptDataError, match=r"record of an erasure.*audit/erasures/x"):
+        decode_erasure(damage(document), source="audit/erasures/x")
+
+
+def _changed(document, **changes):
+    return json.dumps(document | changes).encode()
+
+
+def _with_stored(document, stored):
+    return _changed(document, partitions=[document["partitions"][0] | {"stored": stored}])

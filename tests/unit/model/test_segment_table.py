@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import pickletools
 import tracemalloc
 from array import array
 
@@ -41,6 +43,29 @@ def test_table_gives_back_what_it_was_built_of(segments):
     assert [table[row] for row in range(len(table))] == segments
     assert len(table) == len(segments)
     assert table.total_bytes == sum(segment.size_bytes for segment in segments)
+
+
+@given(tables(), st.integers(0, 10))
+def test_table_is_the_same_after_its_pickle(segments, begin):
+    """Rows, writers, and what searches go by; a part of a table as well."""
+    table = SegmentTable.of(segments).between(begin, len(segments))
+    copy = pickle.loads(pickle.dumps(table))
+    assert list(copy) == list(table)
+    assert copy.writers == table.writers
+    assert copy.latest_timestamp_ms == table.latest_timestamp_ms
+    for offset in range(-1, 100):
+        assert copy.row_at_or_after(offset) == table.row_at_or_after(offset)
+
+
+def test_pickle_of_a_table_has_no_object_of_ours_for_each_column():
+    """Spark pickles a table for each task, and asks Python about each object that is not built in."""
+    classes = [
+        argument
+        for _, argument, _ in pickletools.genops(pickle.dumps(SegmentTable.of(FOUR)))
+        if isinstance(argument, str) and argument.startswith("tieringd")
+    ]
+    assert classes == ["tieringd.model.segment_table"]
+    assert len(pickle.dumps(SegmentTable.of(FOUR))) < 900
 
 
 @given(tables(), st.integers(0, 10))

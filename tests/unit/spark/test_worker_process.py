@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tieringd.spark import worker_process
-from tieringd.spark.worker_process import spare_collections
+from tieringd.spark.worker_process import spare_collections, without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +47,22 @@ def test_a_program_of_a_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
     spare_collections()
     assert gc.get_freeze_count() == 0
+
+
+def _fail_without_collections() -> None:
+    with without_collections():
+        assert not gc.isenabled()
+        raise LookupError
+
+
+@pytest.mark.parametrize("before", [gc.enable, gc.disable])
+def test_nothing_is_collected_meanwhile_and_everything_as_before_later(before: Callable[[], None]) -> None:
+    """Also when the work ends with an error."""
+    before()
+    try:
+        was_enabled = gc.isenabled()
+        with pytest.raises(LookupError):
+            _fail_without_collections()
+        assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()

@@ -27,7 +27,7 @@ from tieringd.errors import (
 from tieringd.storage.base import IfAbsent, IfVersion
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_directories import DurableDirectories
-from tieringd.storage.file_root import make_marker
+from tieringd.storage.file_root import create_root, make_marker
 from tieringd.storage.file_tree import ROOT_MARKER
 
 REPOSITORY = Path(__file__).parents[3]
@@ -185,6 +185,14 @@ async def test_path_that_is_too_long_is_refused_clearly(store):
     """A filesystem's limit is named. Parts of a key that are too long for a name are in test_long_names."""
     with pytest.raises(StorageError, match="4095 bytes"):
         await put(store, "x/" * 2500 + "x", b"content")
+
+
+def test_first_marker_makes_the_name_of_the_root_durable(root, flushed):
+    """A root that the daemon has made is flushed in its parent before it has a marker."""
+    made = root / "archive"
+    create_root(made)
+    make_marker(made)
+    assert [one for one in flushed if one in (".", "archive")] == [".", "archive"]
 
 
 async def test_full_disk_is_told_and_left_clean(small_disk, slice_of):

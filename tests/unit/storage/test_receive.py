@@ -13,7 +13,9 @@ import uvloop
 
 from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
-from tieringd.storage.receive import RECEIVE_FROM_BYTES, receive
+from tieringd.errors import LocalFileError
+from tieringd.storage.ranges import WINDOW_BYTES, Windows
+from tieringd.storage.receive import RECEIVE_FROM_BYTES, receive, receive_in_windows
 from tieringd.storage.tls_transport import TlsConnector
 
 LARGE = 24 << 20  # More than the sockets of a connection ever hold.
@@ -45,6 +47,22 @@ def new_session() -> aiohttp.ClientSession:
 async def get(session, url: str, executor, tls, *, stall_seconds: float = 20) -> bytes:
     async with session.get(url, ssl=tls) as response:
         return await receive(response, executor=executor, stall_seconds=stall_seconds)
+
+
+async def get_in_windows(session, url: str, executor, tls, windows: Windows, *, stall_seconds: float = 20):
+    """Get a body as it is handed on; return it with the sizes of its pieces."""
+    found, sizes = bytearray(), []
+
+    def take(piece: memoryview) -> None:
+        found.extend(piece)
+        sizes.append(len(piece))
+
+    async with session.get(url, ssl=tls) as response:
+        count = await receive_in_windows(
+            response, take, windows=windows, executor=executor, stall_seconds=stall_seconds
+        )
+    assert count == len(found)
+    return bytes(found), sizes
 
 
 async def run_on(new_loop, scenario) -> None:
@@ -216,3 +234,85 @@ async def test_receive_leaves_an_encoded_body_to_the_library(executor):
 
     async with serving(answer) as url, new_session() as session:
         assert await get(session, url, executor, None) == content(2 * RECEIVE_FROM_BYTES)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("size", [0, 1, SMALL, RECEIVE_FROM_BYTES, LARGE])
+async def test_windows_give_the_bytes_and_keep_the_connection(new_loop, size, both_ends, executor):
+    """Answers of every size are handed on whole and in order, on the same connection."""
+    server_tls, client_tls = both_ends
+    connections = []
+    windows = Windows()
+
+    async def answer(exchange: Exchange) -> None:
+        connections.append(exchange.connection)
+        await exchange.answer("200 OK", content(size))
+
+    async def scenario() -> None:
+        async with serving(answer, tls=server_tls) as url, new_session() as session:
+            for _ in range(3):
+                found, sizes = await get_in_windows(session, url, executor, client_tls, windows)
+                assert found == content(size)
+                assert max(sizes) <= WINDOW_BYTES
+
+    await run_on(new_loop, scenario())
+    assert connections == [1, 1, 1]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+async def test_windows_end_with_what_stops_them(new_loop, both_ends, executor):
+    """Silence, a refusal and a cancellation end the read, and the next request gets another connection."""
+    server_tls, client_tls = both_ends
+
+    def refuse(_: memoryview) -> None:
+        raise LocalFileError("the disk is full", path="")
+
+    async def scenario() -> None:
+        half = Half()
+
+        async def answer(exchange: Exchange) -> None:
+            if exchange.path == "/whole":
+                await exchange.answer("200 OK", content(LARGE))
+                return
+            half.is_sent.clear()
+            await half.send(exchange)
+
+        async with serving(answer, tls=server_tls) as url, new_session() as session:
+            windows = Windows()
+            with pytest.raises(TimeoutError, match=r"no data was received for 0\.1 s"):
+                await get_in_windows(session, url, executor, client_tls, windows, stall_seconds=0.1)
+            async with session.get(url, ssl=client_tls) as response:
+                with pytest.raises(LocalFileError):
+                    await receive_in_windows(
+                        response, refuse, windows=windows, executor=executor, stall_seconds=20
+                    )
+            reading = asyncio.create_task(get_in_windows(session, url, executor, client_tls, windows))
+            await half.is_sent.wait()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            found, _ = await get_in_windows(session, f"{url}/whole", executor, client_tls, windows)
+            assert found == content(LARGE)
+            half.may_go_on.set()
+
+    await run_on(new_loop, scenario())
+
+
+def test_window_is_used_again():
+    """Reads one after the other share one window, also after an error."""
+    windows, seen = Windows(), []
+
+    def fill(piece: memoryview) -> None:
+        piece[:1] = b"x"
+
+    def take(piece: memoryview) -> None:
+        seen.append(id(piece.obj))
+
+    def fail(piece: memoryview) -> None:
+        raise LocalFileError("the disk is full", path="")
+
+    windows.pour(3 * WINDOW_BYTES + 1, fill, take)
+    with pytest.raises(LocalFileError):
+        windows.pour(1, fill, fail)
+    windows.pour(1, fill, take)
+    assert (len(seen), len(set(seen))) == (5, 1)

@@ -70,6 +70,33 @@ async def test_every_operation_is_tried_again():
     ]
 
 
+async def test_range_that_is_read_in_parts_begins_anew_with_each_attempt():
+    """What an attempt handed on before it failed is not continued, and counts once."""
+
+    class Breaking(MemoryStore):
+        async def read_range(self, key, *, position, size_bytes, begin):
+            take = begin()
+            take(memoryview(b"con"))
+            if len(attempts) == 1:
+                raise StorageUnavailable("the connection ended early")
+            take(memoryview(b"tent"))
+            return 7
+
+    attempts, reports = [], []
+
+    def begin():
+        attempts.append(bytearray())
+        return attempts[-1].extend
+
+    store = store_over(Breaking(), on_request=lambda *report: reports.append(report))
+    assert await store.read_range("key", position=0, size_bytes=7, begin=begin) == 7
+    assert attempts == [b"con", b"content"]
+    assert [(name, outcome, size) for name, outcome, _, size in reports] == [
+        ("get_range", "StorageUnavailable", 0),
+        ("get_range", "ok", 7),
+    ]
+
+
 async def test_backoff_doubles_up_to_its_limit():
     """Pauses grow from the first one, twofold each time, and stay at the maximum."""
     memory = MemoryStore()

@@ -111,14 +111,7 @@ def _take(listed: ListedPartition, partition: TopicIdPartition, info: ObjectInfo
 
 def _identity(key: str) -> SegmentIdentity:
     """Return what a data object's name says of it, without its index."""
-    parsed = require_data_key(key)
-    return SegmentIdentity(
-        parsed.base_offset,
-        parsed.last_offset,
-        parsed.size_bytes,
-        parsed.leader_epoch,
-        parsed.writer_id,
-    )
+    return require_data_key(key).identity
 
 
 def require_data_key(key: str) -> DataKey:

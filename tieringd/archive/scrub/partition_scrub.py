@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.scrub.rewriting_records import unrecorded_findings
 from tieringd.archive.scrub.segment_inspection import SegmentInspector
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import SpilloverName
 from tieringd.policies.scrub import FaultKind, Finding, manifest_findings
@@ -70,6 +72,7 @@ class PartitionScrubber:
 
         *on_segment* is called with the stretch after each segment, to show progress.
         """
+        self._store = store
         self._manifests = manifests
         self._inspector = SegmentInspector(store)
         self._chain = SpilledChain(store)
@@ -101,6 +104,7 @@ class PartitionScrubber:
             walk.stretch.cursor = await self._spilled(walk, manifest, cursor)
         else:
             walk.stretch.cursor = ScrubCursor(cut)
+        walk.suspects += await self._unrecorded(walk, walk.rewritten)
         held = await self._held(walk) if walk.suspects else ()
         walk.stretch.findings = (*rules, *held)
         return walk.stretch
@@ -148,6 +152,7 @@ class PartitionScrubber:
             segment = table[at]
             if walk.is_spent:
                 return segment.next_offset
+            walk.rewritten += [segment] if segment.is_rewritten else []
             inspection = await self._inspector.inspect(walk.stretch.partition, segment, deep=walk.deep)
             walk.suspects += inspection.findings
             stretch = walk.stretch
@@ -181,6 +186,12 @@ class PartitionScrubber:
             walk.suspects += tally.findings()
         return None
 
+    async def _unrecorded(self, walk: _ScrubCall, segments: Iterable[RemoteSegment]) -> Sequence[Finding]:
+        """Return a finding for each rewritten one of *segments* that no record names."""
+        found, requests = await unrecorded_findings(self._store, walk.stretch.partition, segments)
+        walk.stretch.requests += requests
+        return found
+
     async def _held(self, walk: _ScrubCall) -> tuple[Finding, ...]:
         """Return the confirmed suspects: seen again, and named by a manifest that was read after that."""
         partition, stretch = walk.stretch.partition, walk.stretch
@@ -190,6 +201,8 @@ class PartitionScrubber:
                 inspection = await self._inspector.inspect(partition, segment, deep=walk.deep)
                 stretch.requests += inspection.requests
                 of_segments += inspection.findings
+        of_records = [one.segment for one in walk.suspects if one.kind is FaultKind.REWRITING_MISSING]
+        of_segments += await self._unrecorded(walk, [one for one in of_records if one is not None])
         of_parts = [one for one in walk.suspects if one.segment is None]
         manifest = await self._load(walk)
         if manifest is None:
@@ -216,6 +229,8 @@ class _ScrubCall:
         self.stretch = stretch
         self.deep = deep
         self.suspects: list[Finding] = []
+        self.rewritten: list[RemoteSegment] = []
+        """Checked segments that a job rewrote."""
         self._requests_max = requests_max
 
     @property

@@ -17,6 +17,7 @@ from typing import Final
 
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch, OwnerLookup
+from tieringd.archive.scrub.rewriting_records import unrecorded_findings
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
@@ -26,7 +27,7 @@ from tieringd.formats.object_keys import (
     topic_manifest_key,
 )
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.scrub import FaultKind, Finding, Orphan, Owner
+from tieringd.policies.scrub import FaultKind, Finding, Orphan, Owner, has_rewritten
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectStore
@@ -121,6 +122,7 @@ class Surveyor:
 
         An object that is younger than *grace_ms* at the time of *ages_ms* is no orphan.
         """
+        self._store = store
         self._owners = OwnerLookup(store, manifests)
         self._topics = ScrubbedTopics(store, manifests, is_wanted=is_wanted)
         self._search = OrphanSearch(store, manifests, grace_ms=grace_ms, ages_ms=ages_ms)
@@ -168,11 +170,17 @@ class Surveyor:
 
     async def _owner(self, partition: TopicIdPartition) -> Owner:
         """Return what is known of a partition. Only faults found in two reads count."""
-        first = await self._owners.owner(partition)
+        first = await self._with_records(await self._owners.owner(partition))
         if not first.findings:
             return first
-        second = await self._owners.owner(partition)
+        second = await self._with_records(await self._owners.owner(partition))
         return replace(second, findings=tuple(one for one in second.findings if one in first.findings))
+
+    async def _with_records(self, owner: Owner) -> Owner:
+        """Return *owner* with a finding for each rewritten segment that no record names."""
+        segments = (one for table in owner.held if has_rewritten(table) for one in table)
+        found, _ = await unrecorded_findings(self._store, owner.partition, segments)
+        return replace(owner, findings=(*owner.findings, *found)) if found else owner
 
     async def _list(self, survey: Survey) -> list[TopicIdPartition]:
         """List the bucket and judge its objects. Return the partitions that have a manifest."""

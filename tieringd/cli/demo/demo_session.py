@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,7 @@ from rich.live import Live
 
 from tieringd.cli.demo.comparison import Comparison, compare
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.view import partition_views, table
+from tieringd.cli.demo.view import PartitionView, partition_views, table
 from tieringd.config import Config, load_config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import TieringError
@@ -55,8 +55,8 @@ class DemoSetup:
     environ: Mapping[str, str]
     """Variables that the configuration file refers to."""
     daemon_log: Path
-    settle_seconds: float = 30.0
-    """Maximum time after the end of the writing until every closed segment is stored and trimmed."""
+    settle_seconds: float = 60.0
+    """Maximum time after the end of the writing in which nothing more is stored and trimmed."""
 
 
 async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, console: Console) -> Comparison:
@@ -64,8 +64,8 @@ async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, consol
     Run the demo, and return what was read back with its differences.
 
     Raises:
-        DemoError: The daemon ended by itself, did not store and trim everything in time, or did not stop
-            with exit code 0.
+        DemoError: The daemon ended by itself, stopped storing and trimming before all was done, or did
+            not stop with exit code 0.
     """
     config = load_config(setup.config_file, environ=setup.environ)
     async with opened_archive(config) as archive:
@@ -127,11 +127,11 @@ async def _watched(
     Show the partitions until the writer is done and every segment that it closed is stored and trimmed.
 
     Raises:
-        DemoError: The daemon ended, or did not finish in `settle_seconds`.
+        DemoError: The daemon ended, or nothing changed for `settle_seconds`.
     """
     writing = asyncio.create_task(writer.write())
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
-    shown_at, deadline = 0.0, float("inf")
+    shown_at, patience = 0.0, _Patience(setup)
     try:
         if live is not None:
             live.start()
@@ -146,19 +146,44 @@ async def _watched(
                 shown_at = time.monotonic()
             if writing.done():
                 writing.result()
-                deadline = min(deadline, time.monotonic() + setup.settle_seconds)
                 if len(views) == len(journal.partitions) and all(view.is_settled for view in views):
                     return
+                patience.check(views)
             if daemon.returncode is not None:
                 raise DemoError(f"the daemon ended with code {daemon.returncode}:\n{_tail(setup)}")
-            if time.monotonic() > deadline:
-                raise DemoError(f"the daemon did not finish in {setup.settle_seconds:.0f} s:\n{_tail(setup)}")
             await asyncio.sleep(_REFRESH_SECONDS)
     finally:
         if live is not None:
             live.stop()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+
+
+class _Patience:
+    """Notices that the daemon has stored and trimmed nothing more for `settle_seconds`."""
+
+    def __init__(self, setup: DemoSetup) -> None:
+        self._setup = setup
+        self._latest: object = None
+        self._deadline = 0.0
+
+    def check(self, views: Sequence[PartitionView]) -> None:
+        """
+        Compare *views* with those before.
+
+        Raises:
+            DemoError: They have been the same for too long.
+        """
+        setup = self._setup
+        # A daemon takes long to start on a busy machine: its first line counts as progress.
+        latest = (views, setup.daemon_log.stat().st_size > 0)
+        if latest != self._latest:
+            self._latest, self._deadline = latest, time.monotonic() + setup.settle_seconds
+        elif time.monotonic() > self._deadline:
+            raise DemoError(
+                f"the daemon stored and trimmed nothing more for {setup.settle_seconds:.0f} s, and not "
+                f"all is done. The last lines of its log:\n{_tail(setup) or 'it is empty'}"
+            )
 
 
 async def _stopped(setup: DemoSetup, daemon: asyncio.subprocess.Process) -> None:

@@ -285,26 +285,35 @@ spark_app.command()(export)
 def offsets(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="The checkpoint of a query on the archive: a directory on this machine."),
+        typer.Argument(
+            help="The checkpoint of a query on the archive, or of Spark's Kafka source: a directory on this "
+            "machine."
+        ),
     ],
     partitions: Annotated[
         int,
         typer.Option(
             min=0,
-            help="How many partitions each topic has. Those of which nothing is archived begin at their "
-            "earliest offset.",
+            help="How many partitions each topic has. Those of which nothing is archived begin at offset 0.",
         ),
     ] = 0,
+    last_ended: Annotated[
+        bool,
+        typer.Option(
+            help="Leave out a batch that has begun and not ended. Use it only if the sink has nothing of it.",
+        ),
+    ] = False,
 ) -> None:
     """
-    Print where a query on the archive ended, as startingOffsets of Spark's Kafka source.
+    Print where a streaming query ended, as startingOffsets of the next one.
 
-    A query on the broker that begins there reads exactly what the query on the archive has not read.
+    After a query on the archive, a query of Spark's Kafka source that begins there reads exactly what the
+    first one has not read. After a query of the Kafka source, one on the archive does.
     """
     with optional_parts():
         from tieringd.spark.source.query_checkpoint import ended_at  # noqa: PLC0415 - as for the jobs
 
-    typer.echo(json.dumps(ended_at(checkpoint, partitions=partitions)))
+    typer.echo(json.dumps(ended_at(checkpoint, partitions=partitions, last_ended=last_ended)))
 
 
 @spark_app.command()

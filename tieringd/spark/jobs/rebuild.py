@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.rebuild.erasure_records import RecordedErasures, recorded_erasures
 from tieringd.archive.rebuild.manifest_writer import (
     ManifestState,
     ManifestWriter,
@@ -52,7 +53,7 @@ from tieringd.spark.jobs.rebuild_tasks import (
 )
 from tieringd.spark.jobs.report import Report
 from tieringd.spark.jobs.tasks import Spread, spread_over
-from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
+from tieringd.spark.jobs.topic_choice import is_chosen_by, matches, unmatched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -108,7 +109,13 @@ def rebuild(
     options = RebuildOptions(write, replace, deep)
     whole = Rebuild(config, bucket_of(config), options, spread_over(spark, progress))
     partitions, of_topics = whole.run(topics)
-    return rebuild_report(partitions, of_topics, is_written=write, seconds=time.monotonic() - begun)
+    return rebuild_report(
+        partitions,
+        of_topics,
+        damaged_erasures=whole.erasures.faults,
+        is_written=write,
+        seconds=time.monotonic() - begun,
+    )
 
 
 class Rebuild:
@@ -120,6 +127,8 @@ class Rebuild:
         self._options = options
         self._spread = spread
         self._owners = OwnerLookup(bucket.store, bucket.manifests)
+        self.erasures = RecordedErasures()
+        """What the records of erasures say of the partitions that are rebuilt."""
         self._writer = ManifestWriter(
             bucket.store,
             bucket.manifests,
@@ -148,6 +157,9 @@ class Rebuild:
                 wanted.append(one)
             else:
                 done.append(RebuiltPartition(one))
+        if wanted:
+            named = [one.partition for one in wanted]
+            self.erasures = bucket.run(recorded_erasures(bucket.store, named, matches=matches))
         for batch in _batches(wanted, listed):
             done += self._rebuild(batch, {one.partition: listed[one.partition] for one in batch})
         leaving = {topic_key(one.partition) for one in states if one.state is ManifestState.LEAVING}
@@ -168,9 +180,12 @@ class Rebuild:
         waiting = set(before)
         while waiting:
             for partition in waiting:
-                start_offset = kept_from(before[partition].known)
+                rewritings, evidence = recorded[partition].found, self.erasures.evidence[partition]
                 plans[partition] = plan_rebuild(
-                    stored[partition], start_offset=start_offset, recorded=recorded[partition].found
+                    stored[partition],
+                    start_offset=kept_from(before[partition].known),
+                    begins=evidence.begins,
+                    recorded=(*rewritings, *evidence.unrecorded(rewritings)),
                 )
             waiting = self._with_indexes(plans, before, stored, unusable)
         manifests = {
@@ -194,11 +209,17 @@ class Rebuild:
                 plans[one.partition],
                 tuple(unusable[one.partition]),
                 recorded[one.partition].faults,
+                self._unsearched(plans[one.partition], one.partition),
                 is_written=self._options.write and manifest is not None and not error,
                 error=error,
             )
 
         return self._bucket.run(at_once(batch, finished, count=PARTITIONS_AT_ONCE))
+
+    def _unsearched(self, plan: RebuildPlan, partition: TopicIdPartition) -> tuple[str, ...]:
+        """Return the job ids of the erasures that have not searched all that the plan has chosen."""
+        chosen = [one.segment for one in plan.chosen]
+        return tuple(one.job_id for one in self.erasures.evidence[partition].unsearched(chosen))
 
     async def _recorded(
         self, one: tuple[TopicIdPartition, ListedPartition]

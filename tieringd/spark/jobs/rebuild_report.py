@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tieringd.archive.rebuild.manifest_writer import ManifestState, PartitionState
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.model.manifest import PartitionManifest
-from tieringd.policies.manifest_rebuild import RebuildPlan
+from tieringd.policies.manifest_rebuild import RebuildPlan, StoredSegment
 from tieringd.spark.jobs.report import Report, Table, Value
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class RebuiltPartition:
     unusable: tuple[Unusable, ...] = ()
     damaged_records: tuple[str, ...] = ()
     """Why records of rewritings cannot be read, one message for each."""
+    unsearched_by: tuple[str, ...] = ()
+    """Job ids of erasures that were to go over the partition, and have not searched all that is rebuilt."""
     is_written: bool = False
     error: str = ""
     """Why the manifest was not written; empty without an error."""
@@ -61,6 +64,21 @@ class RebuiltPartition:
                 "removed records, but no record shows that the job finished: older values may be back. No "
                 f"other object has these offsets: {data_key(name, segment)}"
             )
+        # Where a record cannot be read it may be the one, and nothing is written.
+        unrecorded = self.plan.unrecorded if self.plan and not self.damaged_records else ()
+        for job, of_job in _by_job(unrecorded):
+            yield (
+                f"{name}: {len(of_job)} objects of offsets {of_job[0].segment.base_offset} to "
+                f"{of_job[-1].segment.last_offset} were stored by {job}, a job that removed records or a "
+                "merge after one, but no record shows that it finished: older objects are used in their "
+                "places. Erased records or older values may be back: run the compactions and erasures of "
+                "this topic again"
+            )
+        for job in self.unsearched_by:
+            yield (
+                f"{name}: erasure {job} has not searched this partition, or not to its end, and objects from "
+                "before it are back: records with the erased keys may be among them. Run that erasure again"
+            )
         for job, some in self.plan.brought_back if self.plan else ():
             yield (
                 f"{name}: {len(some)} objects of offsets {some[0].segment.base_offset} to "
@@ -87,6 +105,14 @@ class RebuiltPartition:
         )
 
 
+def _by_job(segments: Sequence[StoredSegment]) -> list[tuple[str, list[StoredSegment]]]:
+    """Return segments that jobs stored, ascending, by the writer id of the job."""
+    found: defaultdict[str, list[StoredSegment]] = defaultdict(list)
+    for one in sorted(segments, key=attrgetter("segment.base_offset")):
+        found[one.segment.writer_id].append(one)
+    return sorted(found.items())
+
+
 @dataclass(frozen=True, slots=True)
 class RebuiltTopic:
     """The outcome of one topic manifest's rebuild."""
@@ -103,10 +129,15 @@ def rebuild_report(
     partitions: Sequence[RebuiltPartition],
     topics: Sequence[RebuiltTopic],
     *,
+    damaged_erasures: Sequence[str] = (),
     is_written: bool,
     seconds: float,
 ) -> Report:
-    """Return the report of what was written, or in a dry run of what would be."""
+    """
+    Return the report of what was written, or in a dry run of what would be.
+
+    *damaged_erasures* has a message for each record of an erasure that cannot be read.
+    """
     states = Counter(one.before.state for one in partitions)
     outcomes = Counter(one.outcome for one in partitions)
     manifests = [one.manifest for one in partitions if one.manifest is not None]
@@ -123,6 +154,7 @@ def rebuild_report(
         "size_bytes": sum(one.size_bytes for one in manifests),
         "gap_offsets": sum(one.gap_offsets for one in manifests),
         "objects_left_out": sum(len(one.plan.left_out) for one in partitions if one.plan),
+        "objects_unrecorded": sum(len(one.plan.unrecorded) for one in partitions if one.plan),
         "objects_unfinished": sum(len(one.plan.unfinished) for one in partitions if one.plan),
         "objects_brought_back": sum(
             len(some) for one in partitions if one.plan for _, some in one.plan.brought_back
@@ -131,12 +163,17 @@ def rebuild_report(
         "seconds": seconds,
     }
     faults = chain.from_iterable(one.faults() for one in partitions)
+    of_erasures = (
+        f"the record of an erasure cannot be read: {fault}. If it was to go over a rebuilt partition, run "
+        "that erasure again"
+        for fault in damaged_erasures
+    )
     of_topics = (f"topic {one.key.topic}: {one.error}" for one in topics if one.error)
     return Report(
         "rebuild",
         figures,
         (_partitions(partitions), _topics(topics), _gaps(partitions), _left_out(partitions)),
-        (*faults, *of_topics),
+        (*faults, *of_erasures, *of_topics),
     )
 
 

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tieringd.spark.source.offset_finder import OffsetFinder, require_order
 from tieringd.spark.source.segment_spans import OffsetRange
 from tieringd.spark.source.subscribed_topics import SubscriptionTopics
+from tieringd.spark.worker_process import without_collections
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,10 @@ class BatchReader(DataSourceReader):
             DataLossError: Requested records are missing, and `failOnDataLoss` is set.
             ObjectNotFound: A topic is not in the bucket.
         """
+        with without_collections():
+            return self._planned()
+
+    def _planned(self) -> list[InputPartition]:
         request, bucket = self._request, self._request.bucket()
         options = request.options
         archived = SubscriptionTopics(bucket, options.subscription).existing()

@@ -35,14 +35,17 @@ class TieringdDataSource(DataSource):
         Return the schema of the columns that the options select.
 
         Raises:
-            ConfigError: The options of the columns or of the topics are wrong.
+            ConfigError: The options of the columns or of the topics are wrong, or one has a credential that
+                Spark would show. It asks for the schema before there is a plan.
         """
-        from tieringd.spark.source.option_values import OptionValues
+        from tieringd.spark.source.option_values import OptionValues, require_hidden
         from tieringd.spark.source.options import read_columns, read_subscription
         from tieringd.spark.source.schema import schema_of
         from tieringd.spark.worker_process import spare_collections
 
-        read_subscription(OptionValues(self.options))
+        values = OptionValues(self.options)
+        require_hidden(values)
+        read_subscription(values)
         spare_collections()
         return schema_of(read_columns(self.options))
 

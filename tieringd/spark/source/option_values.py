@@ -28,6 +28,18 @@ _SPARK_UNITS = {
 }
 """Units of Spark's durations and intervals that `units.DURATION` does not have, in milliseconds."""
 _SPARK_DURATION = re.compile(rf"([0-9]{{1,19}})\s*({'|'.join(_SPARK_UNITS)})")
+ASKED = re.compile(r"\$\{(\w+)\}")
+"""A part of a value that stands for a variable of the environment."""
+_SHOWN = {
+    "cloud_storage_azure_shared_key": "Write ${NAME} for an environment variable, or use config",
+    "cloud_storage_access_key": "Write accessKey instead, which Spark does not show, or ${NAME} for an "
+    "environment variable, or use config",
+}
+"""
+Options with credentials that Spark shows in plans of streams, because it chooses what to redact by the name.
+
+Each has what to write instead.
+"""
 _FLAGS = {"true": True, "false": False}
 
 
@@ -181,6 +193,23 @@ class OptionValues:
         if found <= 0:
             raise fault(name, f"must be a {quantity.noun} above 0, not {value!r}")
         return found
+
+
+def require_hidden(values: OptionValues) -> None:
+    """
+    Check that no option has a credential that Spark would show in a plan.
+
+    Raises:
+        ConfigError: One has.
+    """
+    for name, hint in _SHOWN.items():
+        value = values.text(name)
+        if value is not None and not ASKED.search(value):
+            raise fault(
+                name,
+                "Spark shows the values of options of this name in plans, but this value is a credential",
+                hint=hint,
+            )
 
 
 def fault(name: str, problem: str, *, hint: str | None = None) -> ConfigError:

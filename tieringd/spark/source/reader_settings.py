@@ -23,7 +23,7 @@ import yaml
 from tieringd.config import Config, parse_config
 from tieringd.config.access import StoreAccess
 from tieringd.errors import ConfigError
-from tieringd.spark.source.option_values import OptionValues, fault
+from tieringd.spark.source.option_values import ASKED, OptionValues, fault, require_hidden
 
 _CONNECTIONS: Final = (
     "cloud_storage_max_connections",
@@ -49,18 +49,7 @@ Properties that every configuration must have. A reader stores nothing locally, 
 _OPTIONS: Final = "the options"
 _VARIABLE: Final = "TIERINGD_OPTION_"
 _FROM_ENVIRONMENT: Final = "the value from the environment"
-_ASKED: Final = re.compile(r"\$\{(\w+)\}")
 _NOT_SET: Final = re.compile(r"the environment variable \w+ is not set")
-_SHOWN: Final = {
-    "cloud_storage_azure_shared_key": "Write ${NAME} for an environment variable, or use config",
-    "cloud_storage_access_key": "Write accessKey instead, which Spark does not show, or ${NAME} for an "
-    "environment variable, or use config",
-}
-"""
-Options with credentials that Spark shows in plans of streams, because it chooses what to redact by the name.
-
-Each has what to write instead.
-"""
 _PORTS: Final = {"http": "80", "https": "443"}
 
 
@@ -83,7 +72,7 @@ class StoreSettings:
             ConfigError: The configuration is wrong, or this process's environment lacks a variable.
         """
         environ = os.environ | dict(self.values)
-        asked = sorted(set(_ASKED.findall(self.text)) & environ.keys())
+        asked = sorted(set(ASKED.findall(self.text)) & environ.keys())
         try:
             return _parsed(self.text, self.source, tuple((name, environ[name]) for name in asked))
         except ConfigError as error:
@@ -110,6 +99,7 @@ def read_settings(given: Mapping[str, str]) -> StoreSettings:
             another.
     """
     values = OptionValues(given)
+    require_hidden(values)
     found = _given(values)
     path = values.text("config")
     if path is not None:
@@ -124,12 +114,6 @@ def read_settings(given: Mapping[str, str]) -> StoreSettings:
         for key, value in one.items():
             if key in properties:
                 raise fault(name, f"another option already sets {key}; leave one of them out")
-            if name in _SHOWN and not _ASKED.search(value):
-                raise fault(
-                    name,
-                    "Spark shows the values of options of this name in plans, but this value is a credential",
-                    hint=_SHOWN[name],
-                )
             properties[key] = value
     if not properties:
         raise fault(

@@ -50,6 +50,7 @@ from tieringd.storage.gcs.gcs_responses import (
 )
 from tieringd.storage.receive import ranged
 from tieringd.storage.store_settings import GcsSettings
+from tieringd.storage.threads import in_thread_if_large
 
 SOURCES_MAX = 32
 """The most sources of one compose request."""
@@ -224,9 +225,10 @@ class GcsStore:
         call = Call("get", self._bucket, key)
         answer = await self._client.request(call, "GET", self._url(key), params={"alt": "media"})
         info = info_of_media(call, key, answer)
-        if info.crc32c is not None and await asyncio.to_thread(crc32c_of, answer.body) != info.crc32c:
+        body = answer.body
+        if info.crc32c is not None and await in_thread_if_large(len(body), crc32c_of, body) != info.crc32c:
             raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
-        return answer.body, info
+        return body, info
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
         """Return the bytes of a range in one request."""

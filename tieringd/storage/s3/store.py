@@ -11,9 +11,8 @@ NO_PROXY).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -33,10 +32,12 @@ from tieringd.storage.base import (
     JoinSource,
     ListPage,
     ObjectInfo,
+    Take,
 )
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
-from tieringd.storage.receive import ranged, receive
+from tieringd.storage.ranges import Windows
+from tieringd.storage.receive import ranged, receive, receive_in_windows, require_range
 from tieringd.storage.s3.client import USER_AGENT, OneTrySession, check, open_client
 from tieringd.storage.s3.credentials import RoleCredentials
 from tieringd.storage.s3.direct_requests import DirectRequests
@@ -45,7 +46,7 @@ from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
-from tieringd.storage.threads import body_threads
+from tieringd.storage.threads import body_threads, in_thread, in_thread_if_large
 
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 
@@ -59,9 +60,15 @@ async def read_whole(
     """Read a response's body; raise `StorageUnavailable` if it ended early."""
     async with answer["Body"] as stream:
         data = await receive(stream.raw_stream, executor=executor, stall_seconds=stall_seconds)
-    if len(data) != answer["ContentLength"]:
-        raise StorageUnavailable(f"{call.subject}: received {len(data)} of {answer['ContentLength']} bytes")
+    _require_length(call, len(data), answer)
     return data
+
+
+def _require_length(call: Call, received_bytes: int, answer: dict[str, Any]) -> None:
+    if received_bytes != answer["ContentLength"]:
+        raise StorageUnavailable(
+            f"{call.subject}: received {received_bytes} of {answer['ContentLength']} bytes"
+        )
 
 
 def info_of(call: Call, key: str, answer: dict[str, Any], *, size_bytes: int) -> ObjectInfo:
@@ -132,6 +139,11 @@ class S3Store:
         self._resources = resources
         self._executor = body_threads(settings.max_connections, name="tieringd-s3")
         resources.callback(self._executor.shutdown, wait=False)
+        # These threads check what they receive, which takes the interpreter's lock: they keep the loop's
+        # priority.
+        self._readers = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="tieringd-s3-read")
+        resources.callback(self._readers.shutdown, wait=False)
+        self._windows = Windows()
         self._encryption = _encryption_parameters(settings)
         self._times = StoreTimes()
         # Every response counts, errors included: a server that refuses our clock also sends its own time.
@@ -313,7 +325,7 @@ class S3Store:
             )
             data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
         info = info_of(call, key, answer, size_bytes=len(data))
-        if info.crc32c is not None and await asyncio.to_thread(crc32c_of, data) != info.crc32c:
+        if info.crc32c is not None and await in_thread_if_large(len(data), crc32c_of, data) != info.crc32c:
             raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return data, info
 
@@ -323,19 +335,62 @@ class S3Store:
             await self.head(key)
             return b""
         call = Call("get_range", self._bucket, key)
-        last = position + size_bytes - 1
         try:
             with self._asking(call):
-                answer = await self._requests.get_object(
-                    Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={position}-{last}"
-                )
-                data = await read_whole(
-                    call, answer, executor=self._executor, stall_seconds=self._stall_seconds
-                )
+                answer = await self._ask_range(key, position, size_bytes)
+                return await self._whole_range(call, answer, position, size_bytes)
         except StorageError as error:
-            if status_of(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return b""
-            raise
+            if status_of(error) != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise
+            return b""
+
+    async def read_range(self, key: str, *, position: int, size_bytes: int, begin: Callable[[], Take]) -> int:
+        """Hand on the bytes of a range as they arrive, in one request; see `RangeStore`."""
+        if size_bytes == 0:
+            await self.head(key)
+            return 0
+        call = Call("get_range", self._bucket, key)
+        try:
+            with self._asking(call):
+                answer = await self._ask_range(key, position, size_bytes)
+                return await self._hand_on(call, answer, position, size_bytes, begin())
+        except StorageError as error:
+            if status_of(error) != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise
+            return 0
+
+    async def _hand_on(
+        self, call: Call, answer: dict[str, Any], position: int, size_bytes: int, take: Take
+    ) -> int:
+        if answer["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.PARTIAL_CONTENT:
+            # The server sends the whole object.
+            data = await self._whole_range(call, answer, position, size_bytes)
+            await in_thread(take, memoryview(data))
+            return len(data)
+        async with answer["Body"] as stream:
+            require_range(
+                call,
+                answer["ContentLength"],
+                content_range=answer.get("ContentRange"),
+                position=position,
+                size_bytes=size_bytes,
+            )
+            received_bytes = await receive_in_windows(
+                stream.raw_stream,
+                take,
+                windows=self._windows,
+                executor=self._readers,
+                stall_seconds=self._stall_seconds,
+            )
+        _require_length(call, received_bytes, answer)
+        return received_bytes
+
+    async def _ask_range(self, key: str, position: int, size_bytes: int) -> dict[str, Any]:
+        last = position + size_bytes - 1
+        return await self._requests.get_object(**self._place_of(key), Range=f"bytes={position}-{last}")
+
+    async def _whole_range(self, call: Call, answer: dict[str, Any], position: int, size_bytes: int) -> bytes:
+        data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
         return ranged(
             call,
             data,

@@ -8,6 +8,7 @@ from itertools import combinations
 import pytest
 
 from tests.fakes.store import forget_checksums, restore, rot
+from tests.unit.spark.rewriting import Job
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import manifest_key, topic_manifest_key
 from tieringd.policies.scrub import FaultKind
@@ -162,3 +163,30 @@ async def test_parts_that_hold_other_counts_than_said_are_found(bucket):
 
     assert finding.kind is FaultKind.SPILLOVER_DISAGREES
     assert "spilled segments of 1 bytes" in finding.detail
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated"])
+@pytest.mark.parametrize("dropped", [0, 3], ids=["live", "spilled"])
+async def test_record_of_a_rewriting_that_is_lost_is_stored_again(bucket, damage, dropped):
+    """Scrub stores it again: a rebuild of a lost manifest would bring back what an erasure removed."""
+    writer = bucket.writer
+    for number in range(4):
+        writer.append(b"secret", b"x", keys=[b"secret", b"other-%d" % number])
+        writer.roll()
+    await bucket.fill(0)
+    for _ in range(dropped):
+        writer.drop_head()
+    await bucket.step()
+    assert (bucket.manifest.spillover is not None) == bool(dropped)
+    await Job(bucket.store, writer.identified).erase([b"secret"])
+    sound = await bucket.scrub(deep=False)
+    assert (sound.findings, sound.orphans) == ([], [])
+    (record,) = [key for key in bucket.store.stored_keys() if "/rewriting." in key]
+    DAMAGES[damage](bucket.store, record)
+
+    report = await bucket.scrub(deep=False, fix=True)
+
+    assert {one.kind for one in report.findings} == {FaultKind.REWRITING_MISSING}
+    assert len(report.findings) == 4
+    assert report.mended.keys() == set(report.findings)
+    assert (await bucket.scrub(deep=False)).findings == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -14,21 +15,27 @@ import pytest
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in
 from tests.fakes.dying_store import Dying, Killed
+from tests.fakes.local_spark import LocalSpark
 from tests.unit.archive.test_segment_swap import merge_all
 from tests.unit.spark.jobs.shelf import Shelf, spread
 from tests.unit.spark.rewriting import Job, records_of
 from tests.unit.spark.test_compaction import write
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import manifest_key, rewriting_prefix
+from tieringd.policies.manifest_rebuild import EXPIRED
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.spark.bucket import bucket_of
+from tieringd.spark.jobs.erase import erase
 from tieringd.spark.jobs.rebuild import UNREAD, Rebuild, RebuildOptions
 from tieringd.spark.jobs.rebuild_report import rebuild_report
 from tieringd.spark.jobs.scrub import scrubbed
 from tieringd.storage.file import FileStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fakes.log_writer import LogWriter
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.spark.jobs.report import Report
 
 DUE_MS = DEFAULT_TIME_MS * 2
@@ -39,7 +46,9 @@ def rebuild(shelf: Shelf, **options: bool) -> Report:
     """Write the manifests anew; return the report."""
     whole = Rebuild(shelf.config, bucket_of(shelf.config), RebuildOptions(write=True, **options), spread)
     partitions, topics = whole.run(())
-    return rebuild_report(partitions, topics, is_written=True, seconds=1.0)
+    return rebuild_report(
+        partitions, topics, damaged_erasures=whole.erasures.faults, is_written=True, seconds=1.0
+    )
 
 
 def lose_manifests(shelf: Shelf) -> None:
@@ -72,6 +81,11 @@ def readings(shelf: Shelf, writer: LogWriter) -> list[list[tuple[int, bytes | No
 
 def records_in(shelf: Shelf, writer: LogWriter) -> list[str]:
     return [key for key in shelf.keys() if key.startswith(rewriting_prefix(writer.identified))]  # noqa: SIM118
+
+
+def stored_objects(shelf: Shelf) -> list[str]:
+    """Return the keys of all data objects, named or not."""
+    return [key for key in shelf.keys() if key.endswith(".log")]  # noqa: SIM118 a method, not a mapping's
 
 
 def orphans(shelf: Shelf) -> list[str]:
@@ -130,14 +144,19 @@ def test_job_that_died_at_any_request_and_a_manifest_lost_after_it(tmp_path, kin
         except Killed:
             is_dead = True
         named = readings(shelf, writer)
-        shelf_of_the_end = shelf.contents()
+        aside = shelf.directory / "aside"
+        shutil.copytree(shelf.root, aside)
         asyncio.run(_run(job_on(shelf, writer, "e2"), kind))
         after = readings(shelf, writer)
-        shelf.restore(shelf_of_the_end)
+        # The times of objects count, so files are put back and not written anew.
+        shutil.rmtree(shelf.root)
+        aside.rename(shelf.root)
         lose_manifests(shelf)
 
-        assert rebuild(shelf).faults == ()
+        is_recorded = any("rewritten-e1" in key for key in records_in(shelf, writer))
+        is_told = bool(rebuild(shelf).faults)
 
+        assert is_told == (not is_recorded and any("rewritten-e1" in key for key in stored_objects(shelf)))
         found = readings(shelf, writer)
         assert found in ([after] if named == after else [between, after])
         assert before not in (between, after)
@@ -213,7 +232,8 @@ def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
     assert key in second
     assert manifest_key(writer.identified) not in shelf.keys()  # noqa: SIM118 a method, not a mapping's
     shelf.remove(key)
-    assert rebuild(shelf).faults == ()
+    (fault,) = rebuild(shelf).faults
+    assert "1 objects of offsets 0 to 1 were stored by rewritten-e1, a job that removed records" in fault
     assert readings(shelf, writer) == before
 
 
@@ -233,6 +253,125 @@ def test_erased_records_that_are_back_are_told(shelf):
     assert readings(shelf, writer) == before
 
 
+SECRET = b"secret"
+
+
+def keyed(shelf: Shelf, *, partition: int = 0) -> LogWriter:
+    """Archive segments, each with a record that is to be erased and another one, and a last one without."""
+    writer = shelf.writer(partition=partition)
+    for number in range(4):
+        writer.append(b"%d" % number, b"x", keys=[SECRET, b"other-%d" % number])
+        writer.roll()
+    writer.append(b"x", keys=[b"last"])
+    writer.roll()
+    shelf.archive(writer)
+    return writer
+
+
+def edit(shelf: Shelf, writer: LogWriter, change: Callable[[PartitionManifest], PartitionManifest]) -> None:
+    async def changed(manifest: PartitionManifest) -> PartitionManifest:
+        return change(manifest)
+
+    asyncio.run(archive_in(FileStore(shelf.root)).manifests.edit(writer.identified, changed))
+
+
+def erased(shelf: Shelf, *keys: bytes) -> Report:
+    return erase(LocalSpark(), shelf.config, topics=["order*"], keys=keys or [SECRET], requested_by="me")
+
+
+def keys_read(shelf: Shelf, writer: LogWriter) -> set[bytes | None]:
+    return {key for _, key, _ in readings(shelf, writer)[0]}
+
+
+def audit_keys(shelf: Shelf, end: str) -> list[str]:
+    return [key for key in shelf.contents() if key.startswith("audit/erasures/") and key.endswith(end)]
+
+
+def test_record_of_an_erasure_is_a_second_witness(shelf):
+    """The record of the rewriting is lost: the erasure's own says as well what took the place of what."""
+    writer = keyed(shelf)
+    assert erased(shelf).faults == ()
+    after = readings(shelf, writer)
+    (key,) = records_in(shelf, writer)
+    shelf.remove(key)
+    lose_manifests(shelf)
+
+    assert rebuild(shelf).faults == ()
+    assert readings(shelf, writer) == after
+    assert SECRET not in keys_read(shelf, writer)
+
+
+def test_what_had_expired_before_an_erasure_stays_out(shelf):
+    """No manifest led the erasure to these objects, and they wait for their deletion."""
+    writer = keyed(shelf)
+    edit(shelf, writer, lambda manifest: manifest.expired(2, now_ms=1))
+    assert erased(shelf).faults == ()
+    assert erased(shelf, b"none").faults == (), "what a later erasure tells of the beginning is no less"
+    after = readings(shelf, writer)
+    lose_manifests(shelf)
+
+    report = rebuild(shelf)
+
+    assert report.faults == ()
+    assert readings(shelf, writer) == after
+    assert SECRET not in keys_read(shelf, writer)
+    left_out = json.loads(report.as_json())["tables"]["left_out"]
+    assert [one["reason"] for one in left_out].count(EXPIRED) == 2
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_partition_that_an_erasure_has_not_gone_over_is_told(shelf, is_killed):
+    """Its manifest was lost by then, or the job was killed: what comes back has to be searched."""
+    writer, other = keyed(shelf), keyed(shelf, partition=1)
+    if is_killed:
+        erased(shelf)
+        shelf.remove(*audit_keys(shelf, "-done.json"))
+    shelf.remove(manifest_key(writer.identified))
+    if not is_killed:
+        assert len(erased(shelf).faults) == 1
+
+    (fault,) = rebuild(shelf).faults
+
+    assert fault.startswith("orders-0: erasure ")
+    assert "has not searched this partition" in fault
+    assert SECRET not in keys_read(shelf, other)
+    # What an erasure replaced before the manifest was lost are orphans now, and the report names them.
+    assert bool(erased(shelf, SECRET, b"another").faults) == is_killed
+    lose_manifests(shelf)
+    assert rebuild(shelf).faults == (), "an erasure of the same keys has gone over it since"
+    assert SECRET not in keys_read(shelf, writer)
+
+
+def test_partition_that_began_after_an_erasure_is_none_of_it(shelf):
+    """No object of it was there to be searched."""
+    keyed(shelf, partition=1)
+    assert erased(shelf).faults == ()
+    begun = int(audit_keys(shelf, "-done.json")[0].removeprefix("audit/erasures/").partition("-")[0])
+    writer = keyed(shelf)
+    for key in stored_objects(shelf):
+        if "/orders/0_" in key:
+            os.utime(shelf.root / key, ((begun + 1_000) / 1_000,) * 2)
+    lose_manifests(shelf)
+
+    assert rebuild(shelf).faults == ()
+    assert SECRET in keys_read(shelf, writer)
+
+
+def test_record_of_an_erasure_that_cannot_be_read_is_told(shelf):
+    """Nothing says what it has gone over."""
+    writer = keyed(shelf)
+    assert erased(shelf).faults == ()
+    (key,) = audit_keys(shelf, "-done.json")
+    shelf.write(key, shelf.read(key)[:-30])
+    lose_manifests(shelf)
+
+    (fault,) = rebuild(shelf).faults
+
+    assert fault.startswith("the record of an erasure cannot be read: ")
+    assert key in fault
+    assert SECRET not in keys_read(shelf, writer)
+
+
 def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
     """The report says that old values may be back."""
     writer = archived_secret(shelf)
@@ -248,6 +387,29 @@ def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
     assert "no record shows that the job finished" in report.faults[0]
     assert json.loads(report.as_json())["figures"]["objects_unfinished"] == 1
     assert readings(shelf, writer) == erased
+
+
+@pytest.mark.parametrize("is_spilled", [False, True])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_scrub_tells_of_a_rewritten_segment_without_a_record(shelf, is_damaged, is_spilled):
+    """The manifest is all that says what took the place of what."""
+    writer = keyed(shelf)
+    if is_spilled:
+        writer.append(b"x")
+        writer.roll()
+        shelf.archive(writer, spill=True)
+    assert erased(shelf).faults == ()
+    assert scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2).faults == ()
+    (key,) = records_in(shelf, writer)
+    if is_damaged:
+        shelf.write(key, b"junk")
+    else:
+        shelf.remove(key)
+
+    faults = scrubbed(shelf.config, spread, topics=(), with_orphans=False, cores=2).faults
+
+    assert len(faults) == 4
+    assert all("rewriting_missing: no record names this rewritten segment" in one for one in faults)
 
 
 def test_scrub_keeps_records_that_are_needed(shelf):

@@ -179,6 +179,28 @@ def test_many_more_tasks_than_offsets_are_divided_not_counted():
     assert [[one.offsets for one in task] for task in tasks] == [[1]] * 10
 
 
+def test_plan_makes_no_object_for_each_segment():
+    """A million objects would take the driver most of the time of a plan."""
+    made = []
+
+    class Watched(SegmentTable):
+        __slots__ = ()
+
+        def __getitem__(self, row):
+            made.append(row)
+            return super().__getitem__(row)
+
+        def __iter__(self):
+            made.extend(range(len(self)))
+            return super().__iter__()
+
+    table = SegmentTable.of(segment(number * 1000, 1000, 8 * MIB) for number in range(1000))
+    watched = Watched(table.blocks, table.writers)
+    stretch = Stretch(TopicIdPartition("c", "orders", "id", 0), watched, 0, 1000 * 1000)
+    assert len(planning.plan_tasks([stretch], task_bytes=80 * MIB)) == 103
+    assert set(made) == {0, 999}
+
+
 def test_plan_of_many_segments_is_small():
     """A million of them have to fit into the driver's memory, and to travel to executors."""
     count = 20_000

@@ -9,6 +9,7 @@ import pytest
 
 from tieringd.config.access import StoreAccess
 from tieringd.errors import ConfigError
+from tieringd.spark.source.data_source import TieringdDataSource
 from tieringd.spark.source.options import parse_options
 from tieringd.spark.source.read_request import Request
 from tieringd.spark.source.reader_settings import PROPERTIES, read_settings
@@ -70,6 +71,9 @@ def test_credential_that_spark_would_show_is_refused(name, place):
     with pytest.raises(ConfigError, match=f"{name}.*in plans") as caught:
         read_settings({"path": place, name: "c2VjcmV0LXZhbHVl"})
     assert "c2VjcmV0LXZhbHVl" not in str(caught.value)
+    # Spark asks for the schema first, and has a plan to show after it, with or without a reader.
+    with pytest.raises(ConfigError, match=f"{name}.*in plans"):
+        TieringdDataSource({"path": place, "subscribe": "orders", name: "c2VjcmV0LXZhbHVl"}).schema()
     assert read_settings({"path": place, name: "${NAME}"})
 
 

@@ -392,6 +392,7 @@ def test_archive_that_is_cut_back_after_the_start_was_reached_is_a_loss(archive)
     """The mark in the checkpoint goes when the archive reaches the start."""
     writer = archive.filled(segments=2)
     query = Query(archive, startingOffsets='{"orders": {"0": 30}}')
+    assert query.steps() == [], "the query has begun, and marked what it waits for"
     writer.closed_segment(*(b"%d" % number for number in range(24, 32)))
     archive.add(writer)
     assert query.steps() == [2]

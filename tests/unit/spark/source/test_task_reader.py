@@ -10,6 +10,7 @@ from tests.fakes.counted_calls import CountedCalls
 from tieringd.archive.archive_reader import ArchiveReader, ceiling_position, floor_position
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import CorruptDataError, DataLossError, ObjectNotFound
+from tieringd.formats.batch_offsets import places_in
 from tieringd.formats.record_batch import LENGTH_STARTS_AT
 from tieringd.model.segment import IndexEntry, SegmentIndex
 from tieringd.spark.source.data_loss import LossRule
@@ -293,6 +294,16 @@ def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer)
     data[second + 62] ^= 0xFF
 
     assert _end_of(BatchRun(0, memoryview(data), 0, INDEX), 0) == next_offset
+
+
+def test_damaged_base_offset_hides_nothing_of_what_is_read_anew(archive, writer):
+    """It claims offsets past its segment: where the object is gone the rest would not be read elsewhere."""
+    data = bytearray(archive.object_of(writer, 0).read_bytes())
+    first, second = list(places_in(memoryview(bytes(data)), 0))[:2]
+    data[second.position : second.position + 8] = (second.base_offset + 2**40).to_bytes(8, "big")
+    assert _end_of(BatchRun(0, memoryview(bytes(data[: second.position + 200])), 0, INDEX), 0) == (
+        first.next_offset
+    )
 
 
 def test_bytes_that_are_no_batches_may_be_passed_over(bucket, archive, writer, warnings):

@@ -122,6 +122,26 @@ async def test_partition_that_was_empty_at_the_first_run_is_missed_when_it_expir
     logs.bucket.close()
 
 
+async def test_partition_that_is_added_later_is_missed_when_it_expires(tmp_path, directory):
+    """All of it was to be exported, although the export did not hold it before."""
+    logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
+    first, second = logs.writers
+    first.closed_segment(b"first")
+    logs.writers = [first]
+    await logs.archive()
+    assert exported(logs, directory.topic()).reached == {0: 1}
+    logs.writers = [first, second]
+    await logs.services.manifests.ensure_topic(topic_key(first.identified), partition_count=2)
+    for value in (b"a", b"b", b"c"):
+        second.closed_segment(value)
+    await logs.archive()
+    await logs.edit(lambda manifest: manifest.expired(2, now_ms=1), 1)
+
+    with pytest.raises(TieringError, match="orders-1 offsets 0 to 1: expired in the archive"):
+        exported(logs, directory.topic())
+    logs.bucket.close()
+
+
 async def test_topic_that_is_empty_at_the_first_run_is_begun_all_the_same(tmp_path, directory):
     """Records that come and expire before the second run count as lost."""
     logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
