@@ -128,6 +128,24 @@ def run_stream(spark, source, given, directory):
     return rows(spark.read.parquet(str(directory / "rows")))
 
 
+def ends_of_batches(checkpoint):
+    """Return where each batch of a query on one partition ended."""
+    files = sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    return [json.loads(path.read_text().splitlines()[-1])[PLAIN]["0"] for path in files]
+
+
+async def test_batches_of_a_stream_are_those_of_the_kafka_source(spark, places, tmp_path):
+    """As large as the limit has it; what is archived ends before what the broker has."""
+    given = {"subscribe": PLAIN, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "30"}
+    ends = {}
+    for source in ("kafka", "tieringd"):
+        run_stream(spark, source, places[source] | given, tmp_path / source)
+        ends[source] = ends_of_batches(tmp_path / source / "checkpoint")
+    *whole, _ = ends["tieringd"]
+    assert whole == ends["kafka"][: len(whole)]
+    assert whole[:2] == [30, 60]
+
+
 async def test_history_and_present_are_every_record_once(spark, places, ends, tmp_path):
     """A query on the archive, and then one on the broker from where it ended; both are stopped and go on."""
     given = {"subscribe": PLAIN, "maxOffsetsPerTrigger": "30"}
