@@ -256,7 +256,7 @@ class SegmentTable:
                 yield RemoteSegment(writer_id=self._writers[number], **fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle few objects: the tasks of a large plan have a table each, and objects cost more than rows."""
+        """Pickle few objects: the tasks of a large plan have a table each, and objects cost most."""
         return _unpickled, (self._writers, [block.parts() for block in self.blocks])
 
     def __eq__(self, other: object) -> bool:

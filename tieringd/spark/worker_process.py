@@ -32,7 +32,7 @@ def without_collections() -> Iterator[None]:
     """
     Do the work of the context without garbage collections.
 
-    For work that makes many objects which stay, such as a large plan: each collection would visit all of them.
+    For work that makes many objects which stay, such as a large plan: each collection visits all of them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
