@@ -115,7 +115,8 @@ def unpack_table(
     width = rows * _VALUE_BYTES
     if len(columns) != width * (len(names) + 1):
         raise ValueError(f"{rows} rows do not have {len(columns)} bytes")
-    values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
+    view = memoryview(columns)
+    values = [_sums(view[number * width : (number + 1) * width]) for number in range(len(names) + 1)]
     known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
     for name, nothing in _NEW_COLUMNS.items():
         known.setdefault(name, [nothing] * rows)
@@ -135,7 +136,7 @@ def _differences(column: Iterable[int]) -> bytes:
     return _little_endian(array("q", map(sub, values, [0, *values[:-1]]))).tobytes()
 
 
-def _sums(data: bytes) -> list[int]:
+def _sums(data: memoryview) -> list[int]:
     differences = array("q")
     differences.frombytes(data)
     return list(accumulate(_little_endian(differences)))
