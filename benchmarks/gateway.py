@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.gateway_archive import LOCAL, PARTITIONS, TIERED, VALUE_BYTES, BareGets, running_twins
 from benchmarks.gateway_clients import RdkafkaReader, RoundTrips, idle_connections
-from benchmarks.harness import GIB, Figures, Worker, machine, print_table, write_json
+from benchmarks.harness import GIB, Figures, Worker, machine, print_table, process_cpu_seconds, write_json
 from benchmarks.link import running_link
 
 if TYPE_CHECKING:
@@ -55,22 +55,31 @@ def measure_reads(twins: Twins, *, records: int, rounds: int) -> dict[str, Figur
     return {name: Figures.of(each) for name, each in samples.items()}
 
 
-def measure_cold(twins: Twins, store_port: int, *, records: int, rounds: int) -> tuple[Figures, Figures]:
-    """Read the archive with an empty cache and get its objects, in turns; return both."""
+def measure_cold(
+    twins: Twins, store_port: int, *, records: int, rounds: int
+) -> tuple[Figures, Figures, float]:
+    """
+    Read the archive with an empty cache and get its objects, in turns.
+
+    Returns the figures of both, and the CPU seconds that the daemon took for each GiB.
+    """
     size_bytes = twins.archived_bytes()
     gibibytes = size_bytes / GIB
     cold: list[Sample] = []
     bare: list[Sample] = []
+    daemon_seconds: list[float] = []
     with (
         Worker(RdkafkaReader, twins.behind.port, TIERED, PARTITIONS, records, gibibytes=gibibytes) as reader,
         Worker(BareGets, twins.urls(store_port), size_bytes, gibibytes=gibibytes) as gets,
     ):
         gets.upload()
         for _ in range(rounds):
-            with twins.daemon(store_port):
+            with twins.daemon(store_port) as daemon:
+                before = process_cpu_seconds(daemon.server.pid)
                 cold.append(reader.upload())
+                daemon_seconds.append(process_cpu_seconds(daemon.server.pid) - before)
             bare.append(gets.upload())
-    return Figures.of(cold), Figures.of(bare)
+    return Figures.of(cold), Figures.of(bare), median(daemon_seconds) / gibibytes
 
 
 def _gibibytes(records: int) -> float:
@@ -125,8 +134,8 @@ def main() -> None:
         with running_link(
             twins.store_port, mib_per_second=_LINK_MIB_PER_SECOND, latency_ms=_LINK_LATENCY_MS
         ) as link:
-            reads["cold"], reads["bare GET"] = measure_cold(twins, link, records=read, rounds=cold_rounds)
-        reads["cold, no link"], reads["bare, no link"] = measure_cold(
+            reads["cold"], reads["bare GET"], _ = measure_cold(twins, link, records=read, rounds=cold_rounds)
+        reads["cold, no link"], reads["bare, no link"], cold_cpu = measure_cold(
             twins, twins.store_port, records=read, rounds=cold_rounds
         )
     print(f"{records} records of {VALUE_BYTES} bytes in {PARTITIONS} partitions, {rounds} rounds")
@@ -140,6 +149,7 @@ def main() -> None:
         "warm_vs_direct": speed["warm"] / speed["direct"],
         "cold_vs_bare_get": speed["cold"] / speed["bare GET"],
         "cold_vs_bare_get_without_link": speed["cold, no link"] / speed["bare, no link"],
+        "cold_cpu_s_per_gib": cold_cpu,
         "added_ms_p50": trips_ms["gateway"][0] - trips_ms["direct"][0],
         "added_ms_p99": trips_ms["gateway"][1] - trips_ms["direct"][1],
         "idle_connections_mib": idle_mib,

@@ -202,3 +202,10 @@ def write_json(
         "ratios": dict(ratios),
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """Return the user and system time of a running process, without that of its children."""
+    # After the command's name, which may hold anything, come the state and then 11 more fields.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

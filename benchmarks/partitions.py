@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import os
 import tempfile
 import time
 import urllib.request
@@ -25,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.daemon_events import DaemonEvents, until
-from benchmarks.harness import machine, write_json
+from benchmarks.harness import machine, process_cpu_seconds, write_json
 from tests.support.daemon import directory_config, running_daemon, write_config
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout
@@ -170,9 +169,9 @@ def measure_idle(daemon: Daemon, *, seconds: float) -> dict[str, float]:
     rounds = int(daemon.status()["rounds"])
     # The page above is paid for before the clock starts, and the one below after it has stopped.
     time.sleep(1)
-    cpu_before, before = _cpu_seconds(daemon.server.pid), time.monotonic()
+    cpu_before, before = process_cpu_seconds(daemon.server.pid), time.monotonic()
     time.sleep(seconds)
-    cpu_seconds, elapsed = _cpu_seconds(daemon.server.pid) - cpu_before, time.monotonic() - before
+    cpu_seconds, elapsed = process_cpu_seconds(daemon.server.pid) - cpu_before, time.monotonic() - before
     memory = _memory_mib(daemon.server.pid)
     return {
         "idle_cpu_percent_of_core": 100 * cpu_seconds / elapsed,
@@ -230,12 +229,6 @@ def _metrics_page(daemon: Daemon) -> tuple[str, float]:
 
 def _value(page: str, name: str) -> float:
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
-
-
-def _cpu_seconds(pid: int) -> float:
-    # After the command's name, which may hold anything, come the state and then 11 more fields.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_mib(pid: int) -> dict[str, float]:

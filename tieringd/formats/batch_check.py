@@ -141,7 +141,7 @@ class BatchCheck:
 
     def _check_whole(self, view: memoryview, at: int) -> int:
         """Check the batches that lie whole in *view* from *at* on; return where they end."""
-        unpack_from, checksum, fault_of = _FIELDS.unpack_from, crc32c, self._offsets.fault_of
+        unpack_from, checksum, passes = _FIELDS.unpack_from, crc32c, self._offsets.passes
         size, start = len(view), self._position
         last_header = size - HEADER_BYTES
         while at <= last_header:
@@ -154,9 +154,8 @@ class BatchCheck:
                 is_possible and offset >= 0 and delta >= 0 and checksum(view[at + CRC_STARTS_AT : end]) == crc
             ):
                 raise _moved(_fault(view, at), start)
-            fault = fault_of(BatchPlace(start + at, offset, offset + delta + 1))
-            if fault is not None:
-                raise CorruptDataError(fault, position=start + at, offset=offset)
+            if not passes(start + at, offset, offset + delta + 1):
+                self._offsets.require(BatchPlace(start + at, offset, offset + delta + 1))
             at = end
         return at
 

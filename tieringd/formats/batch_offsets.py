@@ -115,26 +115,37 @@ class OffsetCheck:
         self._section_end = -1
         """The position of the next index entry: limits change there."""
         self._limit = expected.next_offset
+        self._row = 0
+        """The index entry with which the next section begins."""
+
+    def passes(self, position: int, base_offset: int, next_offset: int) -> bool:
+        """
+        Say whether the next batch's offsets are right. Only then the check goes on after the batch.
+
+        This is `fault_of` for the common case: it is called for each batch, and makes nothing.
+        """
+        if position >= self._section_end:
+            self._enter(position)
+        expected = self.expected_offset
+        if base_offset != expected and (base_offset < expected or self._is_exact):
+            return False
+        if next_offset > self._limit:
+            return False
+        self.expected_offset = next_offset
+        self._is_exact = self._batches.is_dense
+        return True
 
     def fault_of(self, batch: BatchPlace) -> str | None:
         """Return what is wrong with the next batch's offsets, or None. The check goes on after the batch."""
         position, base_offset, next_offset = batch
-        if position >= self._section_end:
-            self._enter(position)
-        expected = self.expected_offset
-        if (
-            base_offset < expected
-            or next_offset > self._limit
-            or (self._is_exact and base_offset != expected)
-        ):
-            fault = self._in_words(batch)
-            if self._is_exact:
-                # Its checksum covers how many offsets it has, so the batch after it is expected behind it.
-                self.expected_offset = min(expected + next_offset - base_offset, self._limit)
-                self._is_exact = self._batches.is_dense
-            return fault
-        self.go_on_at(next_offset)
-        return None
+        if self.passes(position, base_offset, next_offset):
+            return None
+        fault = self._in_words(batch)
+        if self._is_exact:
+            # Its checksum covers how many offsets it has, so the batch after it is expected behind it.
+            self.expected_offset = min(self.expected_offset + next_offset - base_offset, self._limit)
+            self._is_exact = self._batches.is_dense
+        return fault
 
     def require(self, batch: BatchPlace) -> None:
         """
@@ -188,8 +199,13 @@ class OffsetCheck:
     def _enter(self, position: int) -> None:
         """Take the limits of the section that *position* is in."""
         batches = self._batches
-        row = bisect_right(batches.positions, position)
-        is_last = row == len(batches.positions)
+        positions = batches.positions
+        # The next section is usually the one after the last: only a jump needs a search.
+        row = self._row + 1
+        if not (row < len(positions) and positions[row - 1] <= position < positions[row]):
+            row = bisect_right(positions, position)
+        self._row = row
+        is_last = row == len(positions)
         self._section_end = 1 << 63 if is_last else batches.positions[row]
         self._limit = batches.next_offset if is_last else batches.offsets[row]
         if row and batches.positions[row - 1] == position:

@@ -27,7 +27,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.base import Take
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp.client_proto import ResponseHandler
 
+
+T = TypeVar("T")
+_Fill: TypeAlias = Callable[[memoryview], None]
+"""Fills a buffer with the next bytes of a connection, in a thread."""
 
 RECEIVE_FROM_BYTES = 1 << 20
 """Smaller bodies arrive in few pieces, and the parser has most of them with the head."""
@@ -99,19 +103,36 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
     held = _held_connection(response)
     if held is None:
         return await response.read()
-    # A BytesIO owns its bytes, and returns them without a copy.
-    result = io.BytesIO(bytes(size_bytes))
-    with result.getbuffer() as view:
-        begun = 0
-        while chunk := content.read_nowait():
-            view[begun : begun + len(chunk)] = chunk
-            begun += len(chunk)
-        if begun < size_bytes:
-            # `getvalue` copies while a view lives, and the thread forgets its own a moment too late.
-            with view[begun:] as rest:
-                await _in_reader(held, executor, stall_seconds, lambda fill: fill(rest))
-            content.feed_eof()
-    return result.getvalue()
+    begun = _begun(content)
+    begun_bytes = sum(map(len, begun))
+
+    def whole(fill: _Fill | None = None) -> bytes:
+        # In the thread, because new memory is cleared. A BytesIO owns its bytes, and returns them without a
+        # copy if no view of them is left.
+        result = io.BytesIO(bytes(size_bytes))
+        with result.getbuffer() as view:
+            at = 0
+            for chunk in begun:
+                view[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            if fill is not None:
+                with view[at:] as rest:
+                    fill(rest)
+        return result.getvalue()
+
+    if begun_bytes == size_bytes:
+        return await finished(executor.submit(whole), on_cancel=_let_it_end)
+    data = await _in_reader(held, executor, stall_seconds, whole)
+    content.feed_eof()
+    return data
+
+
+def _begun(content: aiohttp.StreamReader) -> list[bytes]:
+    """Return the bytes of a body that arrived with its head."""
+    begun: list[bytes] = []
+    while chunk := content.read_nowait():
+        begun.append(chunk)
+    return begun
 
 
 async def receive_in_windows(
@@ -136,12 +157,10 @@ async def receive_in_windows(
         data = await response.read()
         await finished(executor.submit(take, memoryview(data)), on_cancel=_let_it_end)
         return len(data)
-    begun: list[bytes] = []
-    while chunk := content.read_nowait():
-        begun.append(chunk)
+    begun = _begun(content)
     left_bytes = size_bytes - sum(map(len, begun))
 
-    def hand_on(fill: Callable[[memoryview], None] | None = None) -> None:
+    def hand_on(fill: _Fill | None = None) -> None:
         for chunk in begun:
             take(memoryview(chunk))
         if fill is not None:
@@ -183,15 +202,14 @@ async def _in_reader(
     held: _Held,
     executor: Executor,
     stall_seconds: float,
-    work: Callable[[Callable[[memoryview], None]], None],
-) -> None:
+    work: Callable[[_Fill], T],
+) -> T:
     """Run *work* in a thread; it gets a function that fills a buffer with the connection's next bytes."""
     held.protocol.pause_reading()  # This also stops aiohttp's read timeout.
     try:
         if isinstance(held.transport, TlsTransport):
-            await _receive_encrypted(held.transport, work, executor, stall_seconds)
-        else:
-            await _receive_plain(held.transport, work, executor, stall_seconds)
+            return await _receive_encrypted(held.transport, work, executor, stall_seconds)
+        return await _receive_plain(held.transport, work, executor, stall_seconds)
     except BaseException:
         held.transport.abort()
         raise
@@ -204,21 +222,21 @@ def _is_for_threads(transport: asyncio.BaseTransport) -> bool:
 
 async def _receive_encrypted(
     transport: TlsTransport,
-    work: Callable[[Callable[[memoryview], None]], None],
+    work: Callable[[_Fill], T],
     executor: Executor,
     stall_seconds: float,
-) -> None:
+) -> T:
     with transport.lent() as connection:
         fill = partial(receive_lent, connection, stall_seconds=stall_seconds)
-        await finished(executor.submit(work, fill), on_cancel=transport.shut)
+        return await finished(executor.submit(work, fill), on_cancel=transport.shut)
 
 
 async def _receive_plain(
     transport: asyncio.BaseTransport,
-    work: Callable[[Callable[[memoryview], None]], None],
+    work: Callable[[_Fill], T],
     executor: Executor,
     stall_seconds: float,
-) -> None:
+) -> T:
     # A descriptor of its own: if the transport closed meanwhile, another file could get the number.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
 
@@ -227,7 +245,7 @@ async def _receive_plain(
                 connection.shutdown(socket.SHUT_RDWR)
 
         fill = partial(_fill, connection.fileno(), stall_seconds=stall_seconds)
-        await finished(executor.submit(work, fill), on_cancel=end)
+        return await finished(executor.submit(work, fill), on_cancel=end)
 
 
 def _fill(fd: int, buffer: memoryview, *, stall_seconds: float) -> None:

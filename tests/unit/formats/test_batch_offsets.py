@@ -111,3 +111,16 @@ def test_error_has_the_position_and_says_what_was_expected():
     ) as caught:
         check.require(moved(DENSE, 1, 34)[1])
     assert (caught.value.position, caught.value.offset) == (100, 34)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True).map(sorted), st.data())
+def test_right_batches_pass_wherever_the_index_has_entries(numbers, data):
+    """Batch n has position 10 n and offset 3 n. Reading begins at any of them, and may go back."""
+    expected = ExpectedBatches(0, 123, [10 * one for one in numbers], [3 * one for one in numbers])
+    begin = data.draw(st.integers(0, 40))
+    check = OffsetCheck(expected)
+    for number in range(begin, 41):
+        assert check.passes(10 * number, 3 * number, 3 * number + 3)
+        is_entry = number + 1 in numbers
+        assert not (is_entry and check.passes(10 * number + 10, 3 * number + 4, 3 * number + 5))
+    assert not check.passes(410, 123, 124)

@@ -13,6 +13,7 @@ from tests.fakes.hydration import (
     CHUNK_BYTES,
     PARTITION,
     Host,
+    OddStore,
     Stored,
     bytes_in,
     cut,
@@ -24,6 +25,7 @@ from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound, St
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading import hydrator as hydrator_module
 from tieringd.reading.chunk_download import DownloadLimits
+from tieringd.storage.resilient import ResilientStore
 
 NOTHING = TrimLimits(size_bytes=0, objects=1000)
 
@@ -47,6 +49,47 @@ async def test_chunk_is_downloaded_once_and_then_read_from_its_file(host, store,
         assert (host.value("hits_total", kind="chunk"), host.value("misses_total", kind="chunk")) == (1, 1)
         assert host.value("hydrated_bytes_total", kind="chunk") == CHUNK_BYTES
         assert (host.value("bytes"), host.value("objects")) == (CHUNK_BYTES, 1)
+
+
+class PassingStore(OddStore):
+    """A store that hands ranges on in pieces. Its first connection breaks in the middle of one."""
+
+    def __init__(self, piece_bytes):
+        super().__init__()
+        self.piece_bytes = piece_bytes
+        self.is_broken = False
+
+    async def read_range(self, key, *, position, size_bytes, begin):
+        data = await self.get_range(key, position=position, size_bytes=size_bytes)
+        take = begin()
+        for at in range(0, len(data), self.piece_bytes):
+            if at > len(data) // 2 and not self.is_broken:
+                self.is_broken = True
+                raise StorageUnavailable("the connection ended early")
+            take(memoryview(data)[at : at + self.piece_bytes])
+        return len(data)
+
+
+@virtually
+@pytest.mark.parametrize("piece_bytes", [100, CHUNK_BYTES // 2 + 1])
+async def test_chunk_is_the_same_when_it_arrives_in_pieces(tmp_path, piece_bytes):
+    """Also when the first attempt breaks, when the bytes are wrong once, and when there are too few."""
+    store = PassingStore(piece_bytes)
+    host, stored = Host(tmp_path / "cache", store), Stored(store)
+    host.store = ResilientStore(store)
+    async with running(host):
+        assert await host.read(stored, 1) == stored.bytes_of(chunk_of(host, stored, 1))
+        assert (store.is_broken, store.downloads(), host.value("corrupt_total", source="download")) == (
+            True,
+            2,
+            0,
+        )
+        store.changes.append(flipped)
+        assert await host.read(stored, 2) == stored.bytes_of(chunk_of(host, stored, 2))
+        assert (store.downloads(), host.value("corrupt_total", source="download")) == (4, 1)
+        store.changes.extend([cut, cut])
+        with pytest.raises(CorruptDataError, match="1 bytes shorter"):
+            await host.read(stored, 3)
 
 
 @virtually
