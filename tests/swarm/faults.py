@@ -46,6 +46,7 @@ FULL_LOG_NODE = 3
 OPERATED = "swarm-operated-"
 """What the names of topics begin with that one fault creates, changes and deletes."""
 _END_SECONDS = 120
+_BLOCK_BYTES = 1 << 12
 LOCAL_BYTES = (2 << 20, 3 << 20)
 SERVERS = frozenset({"s3", "gcs", "azure"})
 ALL_STORES = SERVERS | {"file"}
@@ -187,13 +188,17 @@ class RollingDaemons(DaemonEnds):
 def fill(path: Path) -> None:
     """Write a file until its file system has no room left."""
     with suppress(OSError), path.open("wb", buffering=0) as file:
-        # A file system that can reserve room takes no time; the rest of it takes little.
-        free = os.statvfs(path.parent)
-        with suppress(OSError):
-            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize * 9 // 10)
+        # Room is reserved in pieces as large as there is room for: a disk of gigabytes is full at once.
+        reserved, piece = 0, 1 << 34
+        while piece >= _BLOCK_BYTES:
+            try:
+                os.posix_fallocate(file.fileno(), reserved, piece)
+                reserved += piece
+            except OSError:
+                piece //= 2
         file.seek(0, os.SEEK_END)
         while True:
-            file.write(bytes(1 << 20))
+            file.write(bytes(_BLOCK_BYTES))
 
 
 def process_exists(pid: int) -> bool:

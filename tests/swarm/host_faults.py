@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tests.support.kafka import KafkaBrokerProcess
 
 _PATIENCE_SECONDS = 60
-_HOURS = (1, -1, 30, -30)
-_LEAST_ERROR_SECONDS = 1800
+_STEPS_SECONDS = (600, -600, 3600, -3600, 30 * 3600, -30 * 3600)
+_LEAST_SHARE = 0.9
 _DISK_FAILED = b"Stopping serving logs in dir"
 
 
@@ -71,7 +71,7 @@ class StateDiskFull(Fault):
 
 
 class ClockIsStepped(Fault):
-    """A daemon's clock is wrong by hours, and then right again. The clock of its store is right."""
+    """A daemon's clock is wrong by minutes or hours, and then right again. Its store's clock is right."""
 
     # A directory's times are those of the host.
     stores = SERVERS
@@ -81,7 +81,8 @@ class ClockIsStepped(Fault):
         """Step it."""
         self._daemon = self.parts.daemons[CLOCK_NODE]
         assert isinstance(self._daemon, SteppedDaemon)
-        self._daemon.step(_HOURS[self.step.number % len(_HOURS)] * 3600)
+        self._seconds = _STEPS_SECONDS[self.step.number % len(_STEPS_SECONDS)]
+        self._daemon.step(self._seconds)
 
     def _error_seconds(self) -> float:
         return self._daemon.metric("tieringd_host_clock_error_seconds") or 0
@@ -89,7 +90,14 @@ class ClockIsStepped(Fault):
     async def proof(self) -> str:
         """Ask the daemon how far its clock is from the store's."""
         error = await in_thread(self._error_seconds)
-        return f"the daemon's clock was {error:+.0f} s off" if abs(error) > _LEAST_ERROR_SECONDS else ""
+        return f"the daemon's clock was {error:+.0f} s off" if abs(error) > self._least() else ""
+
+    def _least(self) -> float:
+        return abs(self._seconds) * _LEAST_SHARE
+
+    def idle_daemons(self) -> set[int]:
+        """Return its node where the store refuses requests whose time is that far from its own."""
+        return {CLOCK_NODE} if abs(self._seconds) >= self.parts.store.refused_from_seconds else set()
 
     async def heal(self) -> None:
         """Set it right. The daemon may be another one by now: a new one begins with the right time."""

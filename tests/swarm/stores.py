@@ -7,6 +7,7 @@ Google Cloud Storage and Azure keep their data in memory, so they are never rest
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class SwarmStore:
     """Starts the server again with its data, once it has ended; None where the data is lost."""
     directory: Path | None = None
     """The root of a file system that is the store."""
+    refused_from_seconds: float = math.inf
+    """A request whose time is this far from the server's own is refused."""
     error_answer: tuple[bytes, str] = field(default=(_XML_ERROR, "application/xml"))
     """The document of an internal error, and its type."""
 
@@ -75,7 +78,15 @@ def _s3(directory: Path) -> Iterator[SwarmStore]:
         store.create_bucket(BUCKET)
         properties = s3_properties(store, bucket=BUCKET, prefix=PREFIX)
         with S3Bucket(store.endpoint_url, bucket=BUCKET, prefix=PREFIX) as objects:
-            yield SwarmStore(objects, properties, store.endpoint_url, store.server, store.launch)
+            yield SwarmStore(
+                objects,
+                properties,
+                store.endpoint_url,
+                store.server,
+                store.launch,
+                # S3 answers RequestTimeTooSkewed from then on.
+                refused_from_seconds=900,
+            )
 
 
 @contextmanager

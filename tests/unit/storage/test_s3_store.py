@@ -6,7 +6,10 @@ import asyncio
 import base64
 import os
 import random
+import re
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -120,6 +123,19 @@ async def test_final_answers_have_classes_of_their_own(status, code, error):
     assert caught.value.key == "dir/key"
     assert "dir/key" in str(caught.value)
     assert "secret " not in str(caught.value)
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_refusal_of_a_request_that_is_out_of_time_tells_of_the_clock(hours):
+    """A refused HEAD has no code: the store's Date says whether this machine's clock is the reason."""
+    now = datetime.now(UTC)
+    side = "behind" if hours > 0 else "ahead of"
+    off = f"set this machine's clock: it is 7[12]\\d\\d s {side} the store's"
+    for date, told in ((now, "check cloud_storage_access_key"), (now + timedelta(hours=hours) * 1.005, off)):
+        async with store_of(refusing("403 Forbidden", Date=format_datetime(date, usegmt=True))) as store:
+            with pytest.raises(StorageDenied) as caught:
+                await store.head("key")
+            assert re.match(told, caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
