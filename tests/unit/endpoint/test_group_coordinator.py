@@ -406,6 +406,24 @@ def test_heartbeats_cost_no_request():
     simulated(0, history)
 
 
+def test_heartbeat_asks_the_bucket_while_the_lease_is_not_renewed():
+    """Others may count this endpoint as dead, and have removed the member."""
+
+    async def history():
+        store = SlowStore()
+        endpoint = await Endpoint(store, 1).start()
+        generation = await in_group("a", endpoint)
+        store.fail_next("put", lambda: StorageUnavailable("refused"), times=100)
+        await asyncio.sleep(LEASE_SECONDS + 3)
+        assert not endpoint.leases.is_in_force
+        await endpoint.coordinator.read(GROUP)
+        store.requests.clear()
+        assert await endpoint.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
+        assert ("head", group_key("c", GROUP)) in store.requests
+
+    simulated(0, history)
+
+
 def test_commits_at_once_are_one_write():
     """Those that arrive while a write is under way share the next one."""
 
