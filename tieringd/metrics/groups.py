@@ -38,8 +38,8 @@ class GroupMetrics:
         )
         self.write_seconds = Histogram(
             "tieringd_endpoint_group_write_seconds",
-            "Time from a request that changes a consumer group, such as a commit of offsets, until it is in "
-            "the bucket",
+            "Time that a change of a consumer group, such as a commit of offsets, takes until it is in the "
+            "bucket; without the wait for the write before it",
             buckets=_COMMIT_SECONDS,
             registry=registry,
         )
