@@ -141,18 +141,13 @@ def moved_on(member, count=5):
     return lambda: len(member.told("read")) >= now + count
 
 
-@pytest.mark.parametrize(
-    "libraries", [("librdkafka", "librdkafka", "librdkafka"), ("aiokafka", "aiokafka", "aiokafka")]
-)
-def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tmp_path, topic, libraries):
+@pytest.mark.parametrize("library", ["librdkafka", "librdkafka-newer", "aiokafka"])
+def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tmp_path, topic, library):
     """Each record is read, and none again that was committed before its partition changed hands."""
     first, second = endpoint_of("first"), endpoint_of("second")
     bootstrap = f"{first.bootstrap},{second.bootstrap}"
     with members(tmp_path) as start:
-        consumers = [
-            start(f"member-{number}", library, bootstrap, "readers", topic)
-            for number, library in enumerate(libraries)
-        ]
+        consumers = [start(f"member-{number}", library, bootstrap, "readers", topic) for number in range(3)]
         for each in consumers:
             until(lambda each=each: each.told("committed"), "each member has committed")
         os.kill(first.server.pid, signal.SIGKILL)
@@ -165,7 +160,7 @@ def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tm
             "all that was read is committed",
         )
         require_no_repetition(consumers)
-        late = start("late", libraries[0], second.bootstrap, "readers", topic)
+        late = start("late", library, second.bootstrap, "readers", topic)
         for each in consumers[1:]:
             each.server.stop()
         until(lambda: len(assigned(late)) == _PARTITIONS, "a member that comes last has all partitions")

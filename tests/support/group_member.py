@@ -1,9 +1,9 @@
 """
 A member of a consumer group, as a process.
 
-`python -m tests.support.group_member LIBRARY BOOTSTRAP GROUP TOPIC [SETTING=VALUE ...]` prints a line of JSON
-for each assignment, for each record, and for each acknowledged commit, with the time of a clock that all
-processes share. It ends on SIGTERM, after a last commit.
+`python -m tests.support.group_member LIBRARY BOOTSTRAP GROUP TOPIC` prints a line of JSON for each
+assignment, for each record, and for each acknowledged commit, with the time of a clock that all processes
+share. It ends on SIGTERM, after a last commit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 _COMMIT_EACH = 5
+_SETTINGS = {
+    "librdkafka": {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 1000},
+    "librdkafka-newer": {"group.protocol": "consumer"},
+}
+"""Of librdkafka; the second are those of a member of the newer group protocol."""
 _is_ending = False
 
 
@@ -42,8 +47,6 @@ def run_librdkafka(bootstrap, group, topic, settings):
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 10_000,
-            "heartbeat.interval.ms": 1000,
             "topic.metadata.refresh.interval.ms": 2000,
             **settings,
         }
@@ -151,11 +154,11 @@ async def run_aiokafka(bootstrap, group, topic):
 def main():
     """Consume until the process is told to end."""
     signal.signal(signal.SIGTERM, _end)
-    library, bootstrap, group, topic, *settings = sys.argv[1:]
+    library, bootstrap, group, topic = sys.argv[1:]
     if library == "aiokafka":
         asyncio.run(run_aiokafka(bootstrap, group, topic))
     else:
-        run_librdkafka(bootstrap, group, topic, dict(one.split("=", 1) for one in settings))
+        run_librdkafka(bootstrap, group, topic, _SETTINGS[library])
 
 
 if __name__ == "__main__":
