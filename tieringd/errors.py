@@ -14,7 +14,8 @@ TieringError
 │   ├── ChecksumRejected      the bytes that arrived are not the bytes announced
 │   ├── StorageDenied         credentials or policy
 │   ├── BucketNotFound
-│   └── StoreFull             no room on the file store's disk
+│   ├── StoreFull             no room on the file store's disk
+│   └── ObjectTooLarge        an object of its kind may not be so large
 ├── BrokerDenied              the broker refuses an operation for good
 │   └── BrokerLacksApi        the broker does not offer the request
 ├── FencedError               another writer owns the partition: stop, do not retry
@@ -131,6 +132,10 @@ class BucketNotFound(StorageError):
 
 class StoreFull(StorageError):
     """The file store's disk has no room left; nothing was stored under the key."""
+
+
+class ObjectTooLarge(StorageError):
+    """An object would have more bytes than its kind may have; nothing was stored."""
 
 
 STORE_FAULTS: Final = (StorageUnavailable, StorageDenied, BucketNotFound, StoreFull)

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import confluent_kafka
@@ -23,6 +20,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, PolicyViolationError
 
 from tests.e2e.archives import archived_manifest
 from tests.e2e.conftest import BUCKET
+from tests.e2e.endpoints import serving
 from tests.e2e.sample_topics import (
     FIRST_TIME_MS,
     ISOLATIONS,
@@ -34,65 +32,16 @@ from tests.e2e.sample_topics import (
     codec_topic,
     consumed,
 )
-from tests.support.daemon import Daemon, run_command, s3_properties, write_config
+from tests.support.daemon import run_command
 from tests.support.foreign_clients import read_go, read_records
 from tests.support.gateway_clients import run_tool
 from tests.support.kafka_messages import fetch_request, milliseconds
-from tests.support.processes import Server
 from tests.support.raw_kafka import connected
-from tests.support.warm_start import start_command
 from tieringd.endpoint.refusals import READ_ONLY
 
 _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _VALUES = [bytes([number]) * 100_000 for number in range(25)]
 _TIMESTAMP_TYPES = {confluent_kafka.TIMESTAMP_CREATE_TIME: "CreateTime"}
-
-
-class Endpoint(Daemon):
-    """One `tieringd gateway --archive-only`."""
-
-    def __init__(self, config, output, *options):
-        super().__init__(config, output)
-        arguments = ("gateway", "--archive-only", "--config", str(config), *options)
-        self.server = Server(
-            ["tieringd", *arguments], output=output, start=partial(start_command, *arguments)
-        )
-
-    @property
-    def bootstrap(self):
-        """Return the `host:port` at which it listens."""
-        (event,) = self.events("archive endpoint listens")
-        return f"{event['host']}:{event['port']}"
-
-    def stop(self):
-        """End it as an operator does; it ends well."""
-        self.send_signal(signal.SIGTERM)
-        assert self.wait() == 0, self.tail()
-        assert self.events("stopped")
-
-
-@contextmanager
-def serving(seaweedfs, directory, prefix, *options, **changes):
-    """Run an endpoint of a part of the bucket, by a configuration that knows no broker."""
-    config = {
-        "state_directory": str(directory / "endpoint"),
-        "cloud_storage_enabled": True,
-        **s3_properties(seaweedfs, bucket=BUCKET, prefix=prefix),
-        "storage_min_free_bytes": 0,
-        "gateway": {"port": 0},
-        "admin": {"port": 0},
-    } | changes
-    path = write_config(directory / "endpoint.yaml", config)
-    endpoint = Endpoint(path, directory / "endpoint.log", *options)
-    endpoint.launch()
-    try:
-        endpoint.until(lambda: endpoint.events("archive endpoint listens"), "it listens")
-        endpoint.wait_until_listening()
-        yield endpoint
-        if endpoint.server.is_running:
-            endpoint.stop()
-    finally:
-        endpoint.server.kill()
 
 
 @pytest.fixture

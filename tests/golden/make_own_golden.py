@@ -20,6 +20,7 @@ from tieringd.formats.disk_state import (
     encode_disk_state,
     encode_quota_record,
 )
+from tieringd.formats.group_documents import EndpointLease, encode_group, encode_lease
 from tieringd.formats.history_link import HistoryLink, encode_history_link
 from tieringd.formats.job_records import (
     DeletedPartition,
@@ -45,6 +46,16 @@ from tieringd.formats.topic_manifest import (
     TieringDefaults,
     TopicManifest,
     encode_topic_manifest,
+)
+from tieringd.model.consumer_group import (
+    CommittedOffset,
+    ConsumerGroup,
+    ConsumerMember,
+    GroupMember,
+    GroupState,
+    GroupTopic,
+    StoredGroup,
+    SubscribedTopic,
 )
 from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, quota_entity
 from tieringd.model.manifest import PartitionManifest
@@ -312,6 +323,62 @@ QUOTA_RECORD = QuotaRecord(
     changed_at_ms=1_700_000_000_000,
 )
 
+CLASSIC_GROUP = StoredGroup(
+    ConsumerGroup(
+        "billing/é",
+        GroupState.COMPLETING,
+        generation=2**31 - 1,
+        protocol_type="consumer",
+        protocol="range",
+        leader="app-1-00ff",
+        members={
+            "app-1-00ff": GroupMember(
+                "app-1-00ff", None, "app-1", "10.0.0.1", "0123456789abcdef", 45_000, 300_000,
+                (("range", b"\x00\x01orders"), ("sticky", b"")), b"\xff\x00", has_joined=False,
+            ),
+            "static-aa00": GroupMember(
+                "static-aa00", "static", "é", "fe80::1", "fedcba9876543210", 6000, 6000,
+                (("range", b""),), b"", has_joined=True,
+            ),
+        },
+        offsets={
+            GroupTopic(TOPIC, TOPIC_ID): {
+                0: CommittedOffset(0, -1, "", 1_700_000_000_000),
+                2**31 - 1: CommittedOffset(2**63 - 1, 2**31 - 1, "é", 1_700_000_000_001),
+            },
+            GroupTopic("orders", "AAAAAAAAAAAAAAAAAAAAAQ"): {
+                7: CommittedOffset(12, 3, "note", 1_700_000_000_002)
+            },
+        },
+    ),
+    "0123456789abcdef",
+    2**40,
+)  # fmt: skip
+NEWER_GROUP = StoredGroup(
+    ConsumerGroup(
+        "newer",
+        GroupState.STABLE,
+        generation=7,
+        protocol_type="consumer",
+        protocol="uniform",
+        members={
+            "m": GroupMember(
+                "m", None, "app", "10.0.0.1", "0123456789abcdef", 45_000, 300_000,
+                consumer=ConsumerMember(
+                    6, 5, ("orders", "returns"), "uniform", target=frozenset({("0a" * 16, 0)}),
+                    assigned=frozenset({("0a" * 16, 0), ("0a" * 16, 1)}),
+                    revoking=frozenset({("0b" * 16, 2)}),
+                ),
+            )
+        },
+        topics={"orders": SubscribedTopic("0a" * 16, 2), "returns": SubscribedTopic("0b" * 16, 3)},
+    ),
+    "fedcba9876543210",
+    1,
+)  # fmt: skip
+DELETED_GROUP = StoredGroup(ConsumerGroup("gone", generation=12), "0123456789abcdef", 3)
+ENDPOINT_LEASE = EndpointLease("0123456789abcdef", 2**30 - 1, "archive.example.com", 9092, renewals=2**40)
+
 HISTORY_LINK = HistoryLink(
     TopicKey("new-cluster", TOPIC, "AAAAAAAAAAAAAAAAAAAAAQ"),
     TopicKey(CLUSTER, TOPIC, TOPIC_ID),
@@ -413,6 +480,10 @@ def files() -> dict[str, bytes]:
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),
         "archive-owners.v1.json": encode_archive_owners(ARCHIVE_OWNERS),
+        "consumer-group.v1.json": encode_group(CLASSIC_GROUP),
+        "consumer-group-newer.v1.json": encode_group(NEWER_GROUP),
+        "consumer-group-deleted.v1.json": encode_group(DELETED_GROUP),
+        "endpoint-lease.v1.json": encode_lease(ENDPOINT_LEASE),
     }
 
 

@@ -30,9 +30,67 @@ def seed_frames() -> list[bytes]:
     messages += [_epochs(version) for version in (3, 4)]
     messages += [_metadata(version) for version in (0, 9, 12)]
     messages += [request_module(35, version).DescribeLogDirsRequest(topics=None) for version in (1, 4)]
+    messages += [one for name, *versions in _GROUP_REQUESTS for one in _of_groups(name, *versions)]
     frames = [bytes(request_frame(message)) for message in messages]
     frames += [_cut(bytes(request_frame(produce(version, acks=1)))) for version in (3, 9, 12)]
     return frames
+
+
+_GROUP_REQUESTS: tuple[tuple[Any, ...], ...] = (
+    ("FindCoordinatorRequest", 10, 0, 3, 6),
+    ("JoinGroupRequest", 11, 2, 5, 9),
+    ("HeartbeatRequest", 12, 0, 4),
+    ("LeaveGroupRequest", 13, 0, 5),
+    ("SyncGroupRequest", 14, 0, 5),
+    ("DescribeGroupsRequest", 15, 0, 6),
+    ("ListGroupsRequest", 16, 0, 5),
+    ("OffsetCommitRequest", 8, 2, 9),
+    ("OffsetFetchRequest", 9, 1, 7, 9),
+    ("DeleteGroupsRequest", 42, 0, 2),
+    ("OffsetDeleteRequest", 47, 0),
+    ("ConsumerGroupHeartbeatRequest", 68, 0, 1),
+    ("ConsumerGroupDescribeRequest", 69, 0, 1),
+)
+
+
+def _of_groups(name: str, api_key: int, *versions: int) -> Iterator[Any]:
+    """Yield requests of consumer groups, each field with a value that is right for most."""
+    for version in versions:
+        module = request_module(api_key, version)
+
+        def made(schema: str, module: Any = module, **values: Any) -> Any:
+            found = getattr(module, schema, None)
+            return None if found is None else found(**fields_of(found, **values))
+
+        commit = made("OffsetCommitRequestPartition", partition_index=0, committed_offset=1,
+                      committed_leader_epoch=1, committed_metadata="m")  # fmt: skip
+        topic = (
+            made("OffsetCommitRequestTopic", name="old", partitions=(commit,))
+            or made("OffsetDeleteRequestTopic", name="old", partitions=(
+                made("OffsetDeleteRequestPartition", partition_index=0),))
+            or made("OffsetFetchRequestTopics", name="old", partition_indexes=(0, 1))
+            or made("OffsetFetchRequestTopic", name="old", partition_indexes=(0, 1))
+        )  # fmt: skip
+        asked = made("OffsetFetchRequestGroup", group_id="g", topics=(topic,))
+        values: dict[str, Any] = {
+            "key": "g", "coordinator_keys": ("g",), "key_type": 0, "group_id": "g", "member_id": "",
+            "session_timeout": milliseconds(9000), "rebalance_timeout": milliseconds(1),
+            "group_instance_id": None, "protocol_type": "consumer", "reason": None, "generation_id": -1,
+            "generation_id_or_member_epoch": -1, "protocol_name": "range", "groups_names": ("g",),
+            "protocols": (made("JoinGroupRequestProtocol", name="range", metadata=b"m"),),
+            "members": (made("MemberIdentity", member_id="m", group_instance_id=None, reason=None),),
+            "assignments": (made("SyncGroupRequestAssignment", member_id="m", assignment=b"a"),),
+            "groups": (asked or "g",), "include_authorized_operations": True, "states_filter": ("Stable",),
+            "types_filter": (), "topics": (topic,), "require_stable": False, "member_epoch": 0,
+            "instance_id": None, "rack_id": None, "subscribed_topic_names": ("old",),
+            "subscribed_topic_regex": None, "server_assignor": None, "topic_partitions": (),
+            "group_ids": ("g",), "retention_time": milliseconds(1),
+        }  # fmt: skip
+        schema = getattr(module, name)
+        known = fields_of(schema, **values)
+        if "retention_time" in known:
+            del known["retention_time"]
+        yield schema(**known)
 
 
 def _cut(frame: bytes) -> bytes:

@@ -62,6 +62,11 @@ COMMANDS: Final = {
     "endpoint": CommandPlace(
         "tieringd.cli.endpoint", "endpoint_app", "Handle the users of an archive-only endpoint."
     ),
+    "groups": CommandPlace(
+        "tieringd.cli.groups",
+        "groups_app",
+        "List, describe, reset and delete the consumer groups of archive-only endpoints.",
+    ),
     "init": CommandPlace(
         "tieringd.cli.init",
         "init",

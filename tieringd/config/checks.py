@@ -102,6 +102,12 @@ def find_gateway_contradictions(config: Config) -> Iterator[RuleViolation]:
     gateway = config.gateway
     yield from _certificate(gateway)
     yield from _users(gateway)
+    if gateway.consumer_groups and config.cloud_storage_single_writer:
+        yield RuleViolation(
+            (("gateway", "consumer_groups"), ("cloud_storage_single_writer",)),
+            "takes a store that honours the conditions of writes, which cloud_storage_single_writer: true "
+            "says that this one does not",
+        )
     if gateway.advertised is not None and not 0 < int(gateway.advertised.rpartition(":")[2]) <= _LAST_PORT:
         yield RuleViolation((("gateway", "advertised"),), "must have a port from 1 to 65535")
     # Without a broker section the bucket is served alone, so the gateway's broker settings do not matter.

@@ -463,6 +463,24 @@ class GatewayConfig(BaseModel):
     """
     slow_fetch_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
     """Fetches of archived records that take longer are logged, with what they waited for."""
+    consumer_groups: Annotated[bool, Flag()] = False
+    """
+    Whether `tieringd gateway --archive-only` keeps consumer groups and their offsets in the bucket, below
+    `groups/`. Its credentials need to write and delete there. Several endpoints serve the same groups.
+    """
+    group_members_max: Annotated[int, Number(1, 10_000)] = 250
+    """How many members a consumer group may have."""
+    groups_max: Annotated[int, Number(1, 1_000_000)] = 1000
+    """How many consumer groups an archive may have, without deleted ones."""
+    group_offset_metadata_bytes: Annotated[int, size(0, _MIB)] = 4 * _KIB
+    """The longest text that a client may store with an offset, like a broker's offset.metadata.max.bytes."""
+    group_offsets_retention_ms: Annotated[int, duration(60 * _SECOND_MS, MAX_INT64)] = 7 * _DAY_MS
+    """
+    How long offsets are kept after the last commit, and after a group's last member has left. They do not
+    expire while it has members.
+    """
+    group_initial_rebalance_delay_ms: Annotated[int, duration(0, 60 * _SECOND_MS)] = 3 * _SECOND_MS
+    """How long a consumer group that had no members waits for more of them before it assigns partitions."""
 
 
 class Cache(BaseModel):

@@ -1,9 +1,9 @@
 """
 The archive endpoint: a bucket served to Kafka clients, with no broker behind it, from start to end.
 
-It reads and never writes. A broker's ACLs are not known here: users and topic rules come from a file of the
-endpoint's own. Without one, every client that reaches the port can read everything. It then listens on this
-host only, unless the configuration allows reads without a login.
+It reads, and writes consumer groups if it is told to keep any. A broker's ACLs are not known here: users
+and topic rules come from a file of the endpoint's own. Without one, every client that reaches the port can
+read everything. It then listens on this host only, unless the configuration allows reads without a login.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from tieringd.archive.group_store import GroupStore
 from tieringd.config import Config
 from tieringd.daemon.admin import serving
 from tieringd.daemon.archive import Archive, opened_archive
@@ -29,22 +30,28 @@ from tieringd.daemon.gateway_service import ReadCache, gateway_settings
 from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
-from tieringd.endpoint.endpoint_settings import EndpointSettings
+from tieringd.endpoint.endpoint_nodes import EndpointLeases, Nodes, SoleNode
+from tieringd.endpoint.endpoint_settings import ADVERTISED, ADVERTISED_WITH_GROUPS, EndpointSettings
 from tieringd.endpoint.fetch_answers import FetchAnswers
+from tieringd.endpoint.group_answers import GroupAnswers
+from tieringd.endpoint.group_coordinator import GroupCoordinator
 from tieringd.endpoint.offset_answers import OffsetAnswers
 from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.endpoint.users_file import UserDirectory
-from tieringd.errors import ConfigError
+from tieringd.errors import ConfigError, StorageDenied
+from tieringd.formats.group_documents import GROUPS_PREFIX
 from tieringd.gateway.connection import ConnectionContext
 from tieringd.gateway.read_rates import HOST, ReadRates
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.metrics.readers import READER
 from tieringd.metrics.restarts import restarted
+from tieringd.policies.group_membership import GroupLimits
 from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
+from tieringd.storage.checked_puts import PROBE_PREFIX
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
 
@@ -52,6 +59,27 @@ log = structlog.get_logger(__name__)
 
 _THIS_HOST: Final = "127.0.0.1"
 _EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "0", "*", ""})  # noqa: S104 they are looked for, not used
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGroups:
+    """The parts that keep consumer groups in the bucket."""
+
+    leases: EndpointLeases
+    coordinator: GroupCoordinator
+
+    def tasks(self, on_failure: Callable[[str], None]) -> Sequence[Coroutine[None, None, None]]:
+        """Return what runs until it is cancelled. *on_failure* is that of `restarted`."""
+        return (
+            restarted("endpoint_lease", self.leases.run, on_failure=on_failure),
+            restarted("endpoint_groups", self.coordinator.run, on_failure=on_failure),
+            restarted("endpoint_old_offsets", self.coordinator.run_keeping, on_failure=on_failure),
+        )
+
+    async def end(self) -> None:
+        """End waits, so that clients go to another endpoint."""
+        self.coordinator.end_waits()
+        await self.leases.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +92,8 @@ class ArchiveEndpoint:
     users: UserDirectory
     tls: GatewayTls | None = None
     """Renews the certificate while the endpoint runs."""
+    groups: KeptGroups | None = None
+    """None where this endpoint keeps no consumer groups."""
     on_failure: Callable[[str], None] = lambda _: None
     """Called with the name of a task that failed by a defect, for a metric."""
 
@@ -74,6 +104,7 @@ class ArchiveEndpoint:
                 *(tasks.create_task(each) for each in self.cache.tasks(self.on_failure)),
                 tasks.create_task(self.server.watch()),
                 *self._renewing(tasks),
+                *(() if self.groups is None else map(tasks.create_task, self.groups.tasks(self.on_failure))),
                 tasks.create_task(restarted("endpoint_users", self._renew_users, on_failure=self.on_failure)),
             ]
             await stop.wait()
@@ -108,6 +139,7 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
         await asyncio.to_thread(claim_file_root, config, only_reads=True)
         async with (
             opened_archive(config, metrics) as archive,
+            _groups_alone(archive),
             archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,
             serving(config.admin, metrics, None),
         ):
@@ -117,6 +149,15 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
             await endpoint.run(stop)
             log.info("stopping")
     log.info("stopped")
+
+
+@asynccontextmanager
+async def _groups_alone(archive: Archive) -> AsyncIterator[None]:
+    """Let no part of this process write anything but consumer groups."""
+    archive.store.hold_writes(
+        "an archive-only endpoint writes nothing but consumer groups", allowed=(GROUPS_PREFIX, PROBE_PREFIX)
+    )
+    yield
 
 
 @asynccontextmanager
@@ -144,6 +185,8 @@ async def archive_endpoint_of(
         log.warning("the bucket holds no topic yet", bucket=bucket_name(config))
     partitions = ServedPartitions(archive.manifests, interval_seconds=interval_seconds)
     cache = ReadCache(config, archive, metrics)
+    cluster = cluster_of_groups(topics, from_cluster) if config.gateway.consumer_groups else None
+    groups: KeptGroups | None = None
 
     def connect(
         sock: socket.socket,
@@ -173,8 +216,17 @@ async def archive_endpoint_of(
         own = EndpointSettings(
             host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
         )
+        nodes: Nodes = SoleNode.at(own.advertised_host, own.advertised_port)
+        if cluster is not None:
+            groups = _kept_groups(config, archive, metrics, own, cluster)
+            nodes = groups.leases
         api = RequestHandlers(
-            cluster=ClusterAnswers(topics, partitions, own),
+            cluster=ClusterAnswers(
+                topics,
+                partitions,
+                nodes,
+                versions=ADVERTISED if groups is None else ADVERTISED_WITH_GROUPS,
+            ),
             offsets=OffsetAnswers(topics, partitions, archive.records, own, history=archive.history),
             fetch=FetchAnswers(
                 topics,
@@ -186,16 +238,96 @@ async def archive_endpoint_of(
                 on_topic=metrics.readers.count_topic,
                 bytes_max=lambda: _answer_bytes(server.rates),
             ),
-            description=DescriptionAnswers(topics, partitions, own),
+            description=DescriptionAnswers(topics, partitions, own, nodes),
             refusals=Refusals(own),
+            groups=None if groups is None else GroupAnswers(topics, groups.coordinator, nodes),
         )
-        yield ArchiveEndpoint(cache, server, topics, users, tls, metrics.health.task_failed)
+        if groups is not None:
+            await _begin(groups, archive, place=own.bucket)
+        yield ArchiveEndpoint(cache, server, topics, users, tls, groups, metrics.health.task_failed)
     finally:
         partitions.end_waits()
+        if groups is not None:
+            await groups.end()
         await server.close()
+        if groups is not None:
+            await groups.coordinator.close()
         await topics.close()
         await partitions.close()
         await cache.hydrator.close()
+
+
+def cluster_of_groups(topics: ServedTopics, from_cluster: str | None) -> str:
+    """
+    Return the cluster whose groups are kept.
+
+    Raises:
+        ConfigError: The bucket does not tell, or could tell another one at the next start.
+    """
+    clusters = sorted({one.manifest.key.cluster for one in topics.all()})
+    if from_cluster is not None:
+        return from_cluster
+    if len(clusters) != 1:
+        raise ConfigError(
+            f"gateway.consumer_groups needs to know of which cluster the groups are, and the bucket holds "
+            f"topics of {', '.join(clusters) or 'none'}",
+            hint="Choose a cluster with --from-cluster" if clusters else "Start when a topic was archived",
+        )
+    return clusters[0]
+
+
+async def _begin(groups: KeptGroups, archive: Archive, *, place: str) -> None:
+    """
+    Write to the bucket for the first time.
+
+    Raises:
+        ConfigError: The store ignores conditions of writes, or the credentials may not write.
+        StorageError: An operator must act.
+        StorageUnavailable: The store does not answer.
+    """
+    try:
+        await archive.check_store()
+        await groups.leases.start()
+    except StorageDenied as error:
+        raise ConfigError(
+            f"gateway.consumer_groups needs to write below {GROUPS_PREFIX} and {PROBE_PREFIX} at {place}, "
+            f"and the store refuses it: {error}",
+            hint="Allow this endpoint's credentials to list, read, write and delete objects there (S3: "
+            "ListBucket, GetObject, PutObject, DeleteObject; Google Cloud Storage: storage.objects.list, "
+            "get, create and delete; Azure: Storage Blob Data Contributor; a directory: write permission), "
+            "or set gateway.consumer_groups: false",
+        ) from error
+
+
+def _kept_groups(
+    config: Config, archive: Archive, metrics: Metrics, own: EndpointSettings, cluster: str
+) -> KeptGroups:
+    leases = EndpointLeases(
+        archive.store,
+        cluster=cluster,
+        host=own.advertised_host,
+        port=own.advertised_port,
+    )
+    gateway = config.gateway
+    limits = GroupLimits(
+        groups=gateway.groups_max,
+        members=gateway.group_members_max,
+        offset_metadata_bytes=gateway.group_offset_metadata_bytes,
+        first_round_ms=gateway.group_initial_rebalance_delay_ms,
+        offsets_retention_ms=gateway.group_offsets_retention_ms,
+    )
+    store = GroupStore(
+        archive.store, cluster=cluster, writer_id=leases.endpoint_id, max_bytes=limits.group_bytes
+    )
+    coordinator = GroupCoordinator(
+        store,
+        leases,
+        limits=limits,
+        metrics=metrics.groups,
+        now_ms=archive.clock,
+        ages_ms=archive.clock.ages_ms,
+    )
+    return KeptGroups(leases, coordinator)
 
 
 def _answer_bytes(rates: ReadRates) -> float:

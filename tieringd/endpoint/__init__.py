@@ -1,7 +1,8 @@
 """
-Kafka's protocol over a bucket alone: a cluster of one node for readers, without a broker behind it.
+Kafka's protocol over a bucket alone: a cluster for readers, without a broker behind it.
 
-In: requests of Kafka clients, manifests and segments of the bucket. Out: responses. Nothing is ever written.
+In: requests of Kafka clients, manifests and segments of the bucket. Out: responses. Nothing is written but
+consumer groups, where the endpoint keeps them.
 
 Read in this order:
 
@@ -11,5 +12,7 @@ Read in this order:
 * `served_manifests`: the topic and partition manifests, each read again when it is too old.
 * `cluster_answers`, `offset_answers`: metadata, configurations and offsets.
 * `fetch_answers`: records, from the cache's files to the socket.
-* `refusals`: final errors for requests that would write.
+* `endpoint_nodes`: the endpoints that clients see, and their leases.
+* `group_answers`, `newer_group_answers`, `group_coordinator`: consumer groups, from the request to the
+bucket. * `refusals`: final errors for requests that would write.
 """

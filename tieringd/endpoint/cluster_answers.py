@@ -1,5 +1,9 @@
 """
-The cluster as clients see it: one node, which is this endpoint, and the topics of the bucket.
+The cluster as clients see it: its nodes, and the topics of the bucket.
+
+Without consumer groups the only node is this endpoint. With them each endpoint of the archive that is alive
+is a node, and partitions are spread over all. Each endpoint serves any partition, so it does no harm when
+two of them name different leaders for a while.
 
 Leader epochs are those of the manifests. A request that names topics reads their manifests. A request for all
 topics gets the epochs that are already known, since it may be about tens of thousands of partitions.
@@ -12,7 +16,7 @@ The reported retention is the one that the topic had before tieringd managed it,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
@@ -22,7 +26,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
 from tieringd.endpoint.access import Access, Operation
-from tieringd.endpoint.endpoint_settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
+from tieringd.endpoint.endpoint_nodes import Node, Nodes, chosen
+from tieringd.endpoint.endpoint_settings import ADVERTISED, ApiKey, EndpointSettings
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopic, ServedTopics
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
@@ -53,11 +58,18 @@ class ClusterAnswers:
     """ApiVersions, Metadata, DescribeCluster and DescribeTopicPartitions."""
 
     def __init__(
-        self, topics: ServedTopics, partitions: ServedPartitions, settings: EndpointSettings
+        self,
+        topics: ServedTopics,
+        partitions: ServedPartitions,
+        nodes: Nodes,
+        *,
+        versions: Mapping[int, range] = ADVERTISED,
     ) -> None:
+        """Keep the arguments. *versions* are the offered APIs and versions."""
         self._topics = topics
         self._partitions = partitions
-        self._settings = settings
+        self._nodes = nodes
+        self.versions = versions
 
     async def api_versions(self, version: int, _request: Any, _access: Access) -> Any:
         """Return the offered APIs and versions."""
@@ -68,12 +80,12 @@ class ClusterAnswers:
             throttle_time=NO_DELAY,
             api_keys=tuple(
                 module.ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)
-                for key, versions in sorted(ADVERTISED.items())
+                for key, versions in sorted(self.versions.items())
             ),
         )
 
     async def metadata(self, version: int, request: Any, access: Access) -> Any:
-        """Return this node, and the requested topics."""
+        """Return the nodes, and the requested topics."""
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.METADATA, version)
         is_asked = getattr(request, "include_topic_authorized_operations", False)
@@ -100,20 +112,37 @@ class ClusterAnswers:
         return made(
             module.MetadataResponse,
             throttle_time=NO_DELAY,
-            brokers=(made(module.MetadataResponseBroker, node_id=NODE_ID, **self._address(), rack=None),),
+            brokers=tuple(
+                made(
+                    module.MetadataResponseBroker,
+                    node_id=one.node_id,
+                    host=one.host,
+                    port=one.port,
+                    rack=None,
+                )
+                for one in self._nodes.all()
+            ),
             cluster_id=self._topics.cluster_id,
-            controller_id=NODE_ID,
+            controller_id=self._nodes.own.node_id,
             topics=tuple(found),
             cluster_authorized_operations=_CLUSTER_OPERATIONS if cluster_operations else _NOT_ASKED,
             error_code=ErrorCode.none,
         )
 
     async def describe_cluster(self, version: int, request: Any, _access: Access) -> Any:
-        """Return this node."""
+        """Return the nodes."""
         module: Any = response_module(ApiKey.DESCRIBE_CLUSTER, version)
         is_meant = getattr(request, "endpoint_type", _BROKERS) == _BROKERS
-        broker = made(
-            module.DescribeClusterBroker, broker_id=NODE_ID, **self._address(), rack=None, is_fenced=False
+        brokers = tuple(
+            made(
+                module.DescribeClusterBroker,
+                broker_id=one.node_id,
+                host=one.host,
+                port=one.port,
+                rack=None,
+                is_fenced=False,
+            )
+            for one in self._nodes.all()
         )
         asked = request.include_cluster_authorized_operations
         return made(
@@ -125,8 +154,8 @@ class ClusterAnswers:
             else "There is no controller: this endpoint serves an archive without a broker",
             endpoint_type=_BROKERS,
             cluster_id=self._topics.cluster_id,
-            controller_id=NODE_ID,
-            brokers=(broker,) if is_meant else (),
+            controller_id=self._nodes.own.node_id,
+            brokers=brokers if is_meant else (),
             cluster_authorized_operations=_CLUSTER_OPERATIONS if asked else _NOT_ASKED,
         )
 
@@ -167,9 +196,6 @@ class ClusterAnswers:
         """Return the topics that a client may know of."""
         return [one for one in self._topics.all() if access.may(Operation.DESCRIBE, one.name)]
 
-    def _address(self) -> dict[str, Any]:
-        return {"host": self._settings.advertised_host, "port": self._settings.advertised_port}
-
     def _asked_for(self, topic_id: UUID | None, name: str | None) -> ServedTopic | None:
         if name is not None:
             return self._topics.by_name(name)
@@ -193,13 +219,14 @@ class ClusterAnswers:
         return _UNKNOWN_EPOCH if manifest is None else manifest.leader_epoch
 
     def _described(self, module: Any, topic: ServedTopic, operations: int) -> Any:
+        nodes = self._nodes.all()
         partitions = tuple(
             made(
                 module.MetadataResponsePartition,
                 error_code=ErrorCode.none,
                 partition_index=number,
                 leader_epoch=self._epoch(topic, number),
-                **_replicas(),
+                **_replicas(nodes, topic, number),
             )
             for number in range(topic.partition_count)
         )
@@ -214,6 +241,7 @@ class ClusterAnswers:
         )
 
     def _partitions_of(self, module: Any, topic: ServedTopic, numbers: range, operations: int) -> Any:
+        nodes = self._nodes.all()
         return module.DescribeTopicPartitionsResponseTopic(
             error_code=ErrorCode.none,
             name=topic.name,
@@ -227,18 +255,19 @@ class ClusterAnswers:
                     leader_epoch=self._epoch(topic, number),
                     eligible_leader_replicas=(),
                     last_known_elr=(),
-                    **_replicas(),
+                    **_replicas(nodes, topic, number),
                 )
                 for number in numbers
             ),
         )
 
 
-def _replicas() -> dict[str, Any]:
+def _replicas(nodes: Sequence[Node], topic: ServedTopic, number: int) -> dict[str, Any]:
+    leader = chosen(nodes, f"{topic.name}/{number}") if len(nodes) > 1 else nodes[0]
     return {
-        "leader_id": NODE_ID,
-        "replica_nodes": (NODE_ID,),
-        "isr_nodes": (NODE_ID,),
+        "leader_id": leader.node_id,
+        "replica_nodes": (leader.node_id,),
+        "isr_nodes": (leader.node_id,),
         "offline_replicas": (),
     }
 
@@ -278,11 +307,12 @@ class DescriptionAnswers:
     """DescribeConfigs and DescribeLogDirs."""
 
     def __init__(
-        self, topics: ServedTopics, partitions: ServedPartitions, settings: EndpointSettings
+        self, topics: ServedTopics, partitions: ServedPartitions, settings: EndpointSettings, nodes: Nodes
     ) -> None:
         self._topics = topics
         self._partitions = partitions
         self._settings = settings
+        self._nodes = nodes
 
     async def configs(self, version: int, request: Any, access: Access) -> Any:
         """Return the settings of topics. This node has no settings to show."""
@@ -358,6 +388,9 @@ class DescriptionAnswers:
                         tasks.create_task(measure(partition))
         return sizes
 
+    def _node_names(self) -> set[str]:
+        return {"", *(str(one.node_id) for one in self._nodes.all())}
+
     def _resource(self, module: Any, asked: Any, access: Access) -> Any:
         error, message = ErrorCode.none, None
         settings: tuple[_Setting, ...] = ()
@@ -371,7 +404,7 @@ class DescriptionAnswers:
             settings = _settings_of(topic)
         elif is_topic:
             error, message = ErrorCode.unknown_topic_or_partition, "The archive has no such topic"
-        elif asked.resource_type != _BROKER or asked.resource_name not in {"", str(NODE_ID)}:
+        elif asked.resource_type != _BROKER or asked.resource_name not in self._node_names():
             error, message = ErrorCode.invalid_request, "The archive has only topic configurations"
         keys = asked.configuration_keys
         return module.DescribeConfigsResult(

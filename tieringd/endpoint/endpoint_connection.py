@@ -214,10 +214,10 @@ class EndpointConnection:
         if not self._login.is_done and head.api_key not in BEFORE_LOGIN:
             raise ProtocolViolation("a client that has not logged in sent a request that needs a login")
         reader, begun_at = None, self._loop.time()
+        HOST.set(self._host)
         if head.api_key == Kafka.FETCH:
             reader = Reader.of(self._login.principal, client_id_of(memoryview(frame)))
             READER.set(reader)
-            HOST.set(self._host)
         answer = await self._api.answer(
             head, memoryview(frame), self._users.access_of(self._login.principal), self._login
         )

@@ -14,7 +14,7 @@ from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS
 from tieringd.formats.kafka_wire.request_header import InspectedApi as GatewayApi
 
 NODE_ID = 0
-"""The id of the only node."""
+"""The id of a sole node."""
 
 
 class ApiKey(IntEnum):
@@ -28,6 +28,11 @@ class ApiKey(IntEnum):
     OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
     JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     INIT_PRODUCER_ID = 22
@@ -35,7 +40,11 @@ class ApiKey(IntEnum):
     DESCRIBE_CONFIGS = 32
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
+    DELETE_GROUPS = 42
+    OFFSET_DELETE = 47
     DESCRIBE_CLUSTER = 60
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
@@ -60,6 +69,18 @@ ADVERTISED: Final[dict[int, range]] = {
     ApiKey.OFFSET_COMMIT: range(2, 11),
     ApiKey.OFFSET_FETCH: range(1, 11),
 }
+"""Without consumer groups."""
+ADVERTISED_WITH_GROUPS: Final[dict[int, range]] = ADVERTISED | {
+    ApiKey.SYNC_GROUP: range(6),
+    ApiKey.HEARTBEAT: range(5),
+    ApiKey.LEAVE_GROUP: range(6),
+    ApiKey.OFFSET_DELETE: range(1),
+    ApiKey.DESCRIBE_GROUPS: range(7),
+    ApiKey.LIST_GROUPS: range(6),
+    ApiKey.DELETE_GROUPS: range(3),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: range(2),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: range(2),
+}
 
 
 _MIB: Final = 1 << 20
@@ -68,6 +89,9 @@ REQUEST_BYTES_MAX: Final[dict[int, int]] = {
     ApiKey.LIST_OFFSETS: 4 * _MIB,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 4 * _MIB,
     ApiKey.METADATA: 4 * _MIB,
+    # The leader of a large group brings the assignments of all members. Offsets are of many partitions.
+    ApiKey.SYNC_GROUP: 4 * _MIB,
+    ApiKey.OFFSET_COMMIT: 4 * _MIB,
     # It is refused, and read whole for that. Producers send less by default.
     ApiKey.PRODUCE: 16 * _MIB,
 }

@@ -1,9 +1,9 @@
 """
 Refusals for clients that want more than to read: final errors, after which clients do not retry.
 
-The endpoint accepts no writes and keeps no offsets of consumer groups. The requests that clients begin
-with are offered nevertheless: librdkafka takes a node without them for a very old broker, and waits
-where it could have been refused. It looks for its group's coordinator even if it needs none. So the
+The endpoint accepts no writes. Where it keeps no consumer groups, it refuses those too. The requests that
+clients begin with are offered nevertheless: librdkafka takes a node without them for a very old broker, and
+waits where it could have been refused. It looks for its group's coordinator even if it needs none. So the
 endpoint names itself the coordinator, and refuses the group's requests.
 """
 

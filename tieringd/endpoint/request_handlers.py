@@ -2,7 +2,8 @@
 The requests that an archive endpoint answers, and which part answers them.
 
 The endpoint offers the requests that a reader needs, and a few others that it refuses with an error. Any
-other request closes the connection, as a broker does with unknown requests.
+other request closes the connection, as a broker does with unknown requests. Those of consumer groups are
+answered where the endpoint keeps groups, and refused elsewhere.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any, Final
 
 from tieringd.endpoint.access import Access
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
-from tieringd.endpoint.endpoint_settings import ADVERTISED, ApiKey
+from tieringd.endpoint.endpoint_settings import ApiKey
 from tieringd.endpoint.fetch_answers import FetchAnswers
+from tieringd.endpoint.group_answers import GroupAnswers
+from tieringd.endpoint.newer_group_answers import Client
 from tieringd.endpoint.offset_answers import OffsetAnswers
 from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.sasl_login import SaslLogin
@@ -22,7 +25,8 @@ from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
 from tieringd.formats.kafka_wire.pieces import Piece
-from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.formats.kafka_wire.request_header import RequestHead, client_id_of
+from tieringd.gateway.read_rates import HOST
 from tieringd.reading.partition_reader import release_nothing
 from tieringd.storage.threads import SMALL_BYTES, in_thread, in_thread_if_large
 
@@ -53,8 +57,11 @@ class RequestHandlers:
         fetch: FetchAnswers,
         description: DescriptionAnswers,
         refusals: Refusals,
+        groups: GroupAnswers | None = None,
     ) -> None:
         self._fetch = fetch
+        self._versions = cluster.versions
+        self._group_handlers = {} if groups is None else groups.handlers
         self._handlers: Final[dict[int, Callable[[int, Any, Access], Coroutine[Any, Any, Any]]]] = {
             ApiKey.METADATA: cluster.metadata,
             ApiKey.API_VERSIONS: cluster.api_versions,
@@ -81,7 +88,7 @@ class RequestHandlers:
         Raises:
             ProtocolViolation: The request cannot be read, or the endpoint does not offer its API and version.
         """
-        if head.version not in ADVERTISED.get(head.api_key, ()):
+        if head.version not in self._versions.get(head.api_key, ()):
             if head.api_key == ApiKey.API_VERSIONS:
                 return EndpointResponse((request_header.unsupported(head.correlation_id),))
             raise ProtocolViolation(
@@ -95,7 +102,11 @@ class RequestHandlers:
             response, release, waited_for = await self._fetch.fetch(head, frame, access)
             return EndpointResponse(response.pieces, release, waited_for)
         request = await in_thread_if_large(len(frame), decode_request, frame, head)
-        message = await self._handlers[head.api_key](head.version, request, access)
+        if (of_a_group := self._group_handlers.get(head.api_key)) is not None:
+            client = Client((client_id_of(frame) or b"").decode(errors="replace"), HOST.get())
+            message = await of_a_group(head.version, request, access, client)
+        else:
+            message = await self._handlers[head.api_key](head.version, request, access)
         if len(frame) > SMALL_BYTES or head.api_key in _LARGE_RESPONSES:
             encoded = await in_thread(encode_response, head.correlation_id, message)
         else:

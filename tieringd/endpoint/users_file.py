@@ -1,5 +1,5 @@
 """
-The file with an archive endpoint's users and topic rules.
+The file with an archive endpoint's users and rules.
 
     users:
       alice:
@@ -7,6 +7,8 @@ The file with an archive endpoint's users and topic rules.
     rules:
       - {principal: "User:alice", operations: [READ], topic: orders}
       - {principal: "User:*", operations: [DESCRIBE], prefix: public.}
+      - {principal: "User:alice", operations: [READ], group: billing}
+      - {principal: "User:alice", operations: [READ, DELETE], group_prefix: alice.}
 
 No password is in it, only what SCRAM verifies one with (RFC 5802). With the file one can still try passwords,
 so only its owner may read it. It is looked at every few seconds. A file that cannot be used changes nothing.
@@ -35,7 +37,7 @@ import structlog
 import yaml
 
 from tieringd.config.yaml_source import Document, Place, read_document
-from tieringd.endpoint.access import EVERYTHING, Access, Operation, TopicRule
+from tieringd.endpoint.access import EVERYTHING, Access, AccessRule, Resource
 from tieringd.errors import ConfigError
 from tieringd.storage.file_root import sync_directory
 from tieringd.storage.threads import in_thread
@@ -55,6 +57,13 @@ _PRINCIPAL: Final = "User:"
 _Version: TypeAlias = tuple[int, int, int, int]
 """Differs whenever a file has changed: its time, inode, size and mode."""
 _NAME_MAX: Final = 120
+_PLACES: Final[Mapping[str, tuple[Resource, bool]]] = {
+    "topic": (Resource.TOPIC, False),
+    "prefix": (Resource.TOPIC, True),
+    "group": (Resource.GROUP, False),
+    "group_prefix": (Resource.GROUP, True),
+}
+"""The fields of a rule that name topics or groups, and whether by what their names begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,7 @@ class Users:
 
     credentials: Mapping[str, Mapping[str, ScramCredential]] = field(default_factory=dict)
     """Credentials by user and mechanism."""
-    rules: tuple[TopicRule, ...] = ()
+    rules: tuple[AccessRule, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Users:
@@ -194,7 +203,7 @@ class Users:
                 {
                     "principal": one.principal,
                     "operations": sorted(operation.name for operation in one.operations),
-                    "prefix" if one.is_prefix else "topic": one.name,
+                    _place_of(one): one.name,
                 }
                 for one in self.rules
             ],
@@ -323,6 +332,10 @@ def _text(path: Path) -> str:
         raise ConfigError(f"gateway.users_file {path} cannot be read: {reason}", hint=hint) from None
 
 
+def _place_of(rule: AccessRule) -> str:
+    return next(place for place, found in _PLACES.items() if found == (rule.resource, rule.is_prefix))
+
+
 def fault_of_name(name: str) -> str | None:
     """Say what is wrong with a user's name, or None. Logs and metrics have names, and SCRAM escapes some."""
     if not name or len(name) > _NAME_MAX:
@@ -406,17 +419,21 @@ class _Reading:
             raise self._fault(place, f"{what} needs a salt, and keys of {size} bytes")
         return ScramCredential(mechanism, iterations, salt, stored, server)
 
-    def _rule(self, number: int, document: Any) -> TopicRule:
+    def _rule(self, number: int, document: Any) -> AccessRule:
         at: Place = ("rules", number)
         fields = {"principal", "operations"}
-        is_prefix = isinstance(document, dict) and "prefix" in document
-        place = "prefix" if is_prefix else "topic"
-        if not isinstance(document, dict) or document.keys() != fields | {place}:
-            raise self._fault(at, "a rule must have principal, operations, and one of topic and prefix")
+        places = document.keys() - fields if isinstance(document, dict) else set()
+        if not isinstance(document, dict) or len(places) != 1 or not places <= _PLACES.keys():
+            names = ", ".join(_PLACES)
+            raise self._fault(at, f"a rule must have principal, operations, and one of {names}")
+        place = places.pop()
+        resource, is_prefix = _PLACES[place]
+        if not fields <= document.keys():
+            raise self._fault(at, "a rule must have principal and operations")
         principal, operations, name = document["principal"], document["operations"], document[place]
         if not isinstance(principal, str) or not principal.startswith(_PRINCIPAL) or principal == _PRINCIPAL:
             raise self._fault((*at, "principal"), "principal must be User:NAME, or User:* for everyone")
-        known = {one.name: one for one in Operation}
+        known = {one.name: one for one in sorted(resource.value)}
         if (
             not isinstance(operations, tuple)
             or not operations
@@ -424,5 +441,7 @@ class _Reading:
         ):
             raise self._fault((*at, "operations"), f"operations must be a list of {', '.join(known)}")
         if not isinstance(name, str) or not name:
-            raise self._fault((*at, place), f"{place} must be the name of a topic, or its begin")
-        return TopicRule(str(principal), frozenset(known[one] for one in operations), str(name), is_prefix)
+            what = resource.name.lower()
+            raise self._fault((*at, place), f"{place} must be the name of a {what}, or its begin")
+        allowed = frozenset(known[one] for one in operations)
+        return AccessRule(str(principal), allowed, str(name), is_prefix, resource)

@@ -31,6 +31,7 @@ from tieringd.metrics.archive_work import (
     ScrubMetrics,
 )
 from tieringd.metrics.gateway import GatewayCollector, GatewaySource
+from tieringd.metrics.groups import GroupMetrics
 from tieringd.metrics.health import (
     CertificateCollector,
     CredentialsCollector,
@@ -366,7 +367,7 @@ class Metrics:
             "reconcile_last_success_timestamp_seconds",
             "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
         )
-        self.durations = Durations(self.default_page)
+        self.durations, self.groups = Durations(self.default_page), GroupMetrics(self.default_page)
         self.readers = ReaderCounts(self.default_page, self.by_topic)
         self._register_sums()
 

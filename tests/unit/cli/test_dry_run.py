@@ -14,6 +14,7 @@ from tieringd.cli.main import COMMANDS, loaded_command
 
 READS_ONLY = {
     *("status", "read", "doctor", "lag", "explain", "logdirs describe", "recover list", "space plan"),
+    *("groups list", "groups describe"),
     *("space ballast show", "topic describe-storage", "topic show"),
     *(f"archive {name}" for name in ("topics", "describe", "manifest", "verify", "cat", "quarantine list")),
     *(f"config {name}" for name in ("check", "show", "schema", "docs")),
@@ -87,6 +88,7 @@ TRIED = [
     ("topic", "resume", TOPIC),
     ("topic", "manage", TOPIC),
     ("space", "ballast", "create"),
+    ("groups", "reset", "billing", "--topic", TOPIC, "--to", "earliest"),
     ("archive", "claim"),
     ("archive", "init", "--config", "{root}/new.yaml"),
     ("archive", "copy", "--to", "{root}/target.yaml"),

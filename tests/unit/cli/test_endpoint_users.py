@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.support.daemon import command
 from tests.unit.cli.commands import invoked
 from tieringd.endpoint import users_file
-from tieringd.endpoint.access import Operation, TopicRule
+from tieringd.endpoint.access import AccessRule, Operation
 from tieringd.endpoint.users_file import Users, lock_users
 from tieringd.errors import ConfigError, LocalFileError
 
@@ -53,7 +53,7 @@ def test_users_are_added_listed_and_removed(path):
             assert path.stat().st_mode & 0o777 == 0o600
             assert "no rule lets it read anything yet" in done.output
             users = Users.read(path)
-            rule = TopicRule("User:alice", frozenset({Operation.READ}), "orders")
+            rule = AccessRule("User:alice", frozenset({Operation.READ}), "orders")
             Users(users.credentials, (rule,)).write(path)
             second = add(path, typed=SECRET)
             assert "no rule" not in second.output

@@ -20,8 +20,9 @@ from tests.fakes.scripted_broker import scripted_broker
 from tests.support.archive_endpoints import running_endpoint
 from tests.support.frame_fuzz import PASSWORD, USER, fuzzed, is_of_login, mutated, resident_bytes
 from tests.support.raw_kafka import connected
-from tieringd.endpoint.access import Operation, TopicRule
+from tieringd.endpoint.access import AccessRule, Operation
 from tieringd.endpoint.users_file import Users
+from tieringd.formats.object_keys import TopicKey
 from tieringd.gateway.archive_answers import ListedOffset
 from tieringd.metrics import Metrics
 from tieringd.metrics.readers import OTHER
@@ -68,10 +69,20 @@ async def endpoint(tmp_path, store):
 
 
 @asynccontextmanager
+async def endpoint_with_groups(tmp_path, store):
+    """Run an archive-only endpoint that keeps groups, with one topic for their offsets."""
+    archive = archive_in(store)
+    await archive.manifests.ensure_topic(TopicKey("cluster", "old", "A" * 21 + "Q"), partition_count=3)
+    settings = {"consumer_groups": "true", "group_initial_rebalance_delay_ms": 0, "groups_max": 50}
+    async with running_endpoint(archive, tmp_path / "state", buffer_bytes=8 * MIB, **settings) as found:
+        yield found.server
+
+
+@asynccontextmanager
 async def endpoint_with_users(tmp_path, store):
     """Run an archive-only endpoint that knows the user whose logins are among the frames."""
     path = tmp_path / "users.yaml"
-    rule = TopicRule(f"User:{USER}", frozenset({Operation.READ}), "*")
+    rule = AccessRule(f"User:{USER}", frozenset({Operation.READ}), "*")
     Users(rules=(rule,)).with_user(USER, PASSWORD).write(path)
     settings = {"users_file": str(path), "sasl_plain": "true", "sasl_plain_without_tls": "true"}
     metrics = Metrics()
@@ -93,7 +104,7 @@ async def settled(server, seen):
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("listener", [gateway, endpoint, endpoint_with_users])
+@pytest.mark.parametrize("listener", [gateway, endpoint, endpoint_with_groups, endpoint_with_users])
 async def test_no_mutated_frame_harms_others(tmp_path, store, listener):
     """
     Time is that of this thread, which runs the listener, for each frame. Memory is that of the process.

@@ -34,7 +34,7 @@ from tests.support.kafka_messages import fields_of, request_module
 from tests.support.kafka_users import Login, password_of
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
-from tieringd.endpoint.access import Access, Operation, TopicRule
+from tieringd.endpoint.access import Access, AccessRule, Operation
 from tieringd.endpoint.users_file import ScramCredential, UserDirectory, Users
 from tieringd.errors import ConfigError
 
@@ -43,9 +43,9 @@ DENIED = ErrorCode.topic_authorization_failed
 CERTIFIED = "User:CN=a server of a test or benchmark"
 READ, DESCRIBE = Operation.READ, Operation.DESCRIBE
 RULES = (
-    TopicRule("User:reader", frozenset({READ}), "orders"),
-    TopicRule("User:reader", frozenset({DESCRIBE}), "pub", is_prefix=True),
-    TopicRule(CERTIFIED, frozenset({READ}), "*"),
+    AccessRule("User:reader", frozenset({READ}), "orders"),
+    AccessRule("User:reader", frozenset({DESCRIBE}), "pub", is_prefix=True),
+    AccessRule(CERTIFIED, frozenset({READ}), "*"),
 )
 
 
@@ -477,7 +477,7 @@ async def test_change_of_the_file_holds_without_a_restart(archive, tmp_path, use
         await log_in(client, "stranger")
         assert (await fetched(client, "orders", 0)).error_code == DENIED
         users = Users.read(users_file)
-        rule = TopicRule("User:*", frozenset({READ}), "orders")
+        rule = AccessRule("User:*", frozenset({READ}), "orders")
         Users(users.credentials, (*users.rules, rule)).write(users_file)
         endpoint.users.renew()
         assert (await fetched(client, "orders", 0)).error_code == ErrorCode.none
@@ -604,7 +604,7 @@ def test_faulty_file_is_an_error_with_its_line_that_quotes_no_credential(text, s
 
 def test_names_in_the_file_are_text_whatever_they_look_like(tmp_path):
     """A user `no` or `123` is that user, also where the file was written by hand."""
-    users = Users(rules=(TopicRule("User:no", frozenset({READ}), "null"),))
+    users = Users(rules=(AccessRule("User:no", frozenset({READ}), "null"),))
     for name in ("no", "123", "1.0", "ünï", "~"):
         users = users.with_user(name, "p")
     users.write(tmp_path / "users.yaml")
@@ -616,15 +616,15 @@ def test_names_in_the_file_are_text_whatever_they_look_like(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "operation", "topic", "allowed"),
     [
-        (TopicRule("User:a", frozenset({READ}), "t"), DESCRIBE, "t", True),
-        (TopicRule("User:a", frozenset({DESCRIBE}), "t"), READ, "t", False),
-        (TopicRule("User:a", frozenset({READ}), "t"), Operation.DESCRIBE_CONFIGS, "t", False),
-        (TopicRule("User:a", frozenset({READ}), "t"), READ, "tt", False),
-        (TopicRule("User:a", frozenset({READ}), "t", is_prefix=True), READ, "tt", True),
-        (TopicRule("User:a", frozenset({READ}), "*"), READ, "any", True),
-        (TopicRule("User:a", frozenset({READ}), "*", is_prefix=True), READ, "any", False),
-        (TopicRule("User:b", frozenset({READ}), "t"), READ, "t", False),
-        (TopicRule("User:*", frozenset({READ}), "t"), READ, "t", True),
+        (AccessRule("User:a", frozenset({READ}), "t"), DESCRIBE, "t", True),
+        (AccessRule("User:a", frozenset({DESCRIBE}), "t"), READ, "t", False),
+        (AccessRule("User:a", frozenset({READ}), "t"), Operation.DESCRIBE_CONFIGS, "t", False),
+        (AccessRule("User:a", frozenset({READ}), "t"), READ, "tt", False),
+        (AccessRule("User:a", frozenset({READ}), "t", is_prefix=True), READ, "tt", True),
+        (AccessRule("User:a", frozenset({READ}), "*"), READ, "any", True),
+        (AccessRule("User:a", frozenset({READ}), "*", is_prefix=True), READ, "any", False),
+        (AccessRule("User:b", frozenset({READ}), "t"), READ, "t", False),
+        (AccessRule("User:*", frozenset({READ}), "t"), READ, "t", True),
     ],
 )
 def test_rules_allow_as_the_acls_of_kafka_do(rule, operation, topic, allowed):
