@@ -38,6 +38,15 @@ def program(name: str) -> str:
     return str(path)
 
 
+def is_alive(pid: int) -> bool:
+    """Say whether a process runs: it has not ended, and waits for no parent to read its exit code."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in {"Z", "X"}
+
+
 class Server:
     """One server process. Its output goes to a file."""
 

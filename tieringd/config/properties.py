@@ -421,9 +421,9 @@ class GatewayConfig(BaseModel):
     workers: Annotated[int | Literal["per-cpu"], NumberOrWord(0, WORKERS_MAX, PER_CPU)] = 0
     """
     How many processes of their own serve the clients; 0: the daemon itself does; `per-cpu`: one for each
-    processor that the daemon may use. A worker takes about 100 MiB, and each opens connections of its own to
-    the store. The limits of connections, memory and bytes per second stay those of all workers together: an
-    equal part of `buffer_bytes`, `max_connections_per_host` and each limit per second or day is given to each.
+    processor that the daemon may use. A worker takes about 100 MiB, and has connections of its own to the
+    store. The limits hold for all workers together: each has an equal part of `buffer_bytes`, of
+    `max_connections_per_host`, and of each limit per second or day.
     """
     max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
     """How many clients may be connected at once."""
@@ -475,7 +475,6 @@ class GatewayConfig(BaseModel):
     slow_fetch_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
     """Fetches of archived records that take longer are logged, with what they waited for."""
 
-
     def worker_count(self, processors: int) -> int:
         """
         Return how many workers serve the clients on a machine with this many usable *processors*.
@@ -489,7 +488,9 @@ class GatewayConfig(BaseModel):
     @property
     def workers_max(self) -> int:
         """Return how many workers the limits of connections and of memory are enough for."""
-        per_host = self.max_connections if self.max_connections_per_host is None else self.max_connections_per_host
+        per_host = (
+            self.max_connections if self.max_connections_per_host is None else self.max_connections_per_host
+        )
         return min(WORKERS_MAX, self.max_connections, per_host, self.buffer_bytes // self.max_inspected_bytes)
 
 

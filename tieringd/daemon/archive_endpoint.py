@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -25,8 +25,9 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
-from tieringd.daemon.gateway_service import ReadCache, gateway_settings
+from tieringd.daemon.gateway_service import divided, gateway_settings
 from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
+from tieringd.daemon.read_cache import ReadCache
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_settings import EndpointSettings
@@ -47,6 +48,10 @@ from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
+
+if TYPE_CHECKING:
+    # That module builds on this one.
+    from tieringd.daemon.workers.worker import WorkerParts
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +109,7 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
     """
     metrics = Metrics()
     stop = asyncio.Event()
-    with _signals(stop), sole_owner(config):
+    with stopped_by_signals(stop), sole_owner(config):
         await asyncio.to_thread(claim_file_root, config, only_reads=True)
         async with (
             opened_archive(config, metrics) as archive,
@@ -121,9 +126,18 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
 
 @asynccontextmanager
 async def archive_endpoint_of(
-    config: Config, archive: Archive, metrics: Metrics, *, from_cluster: str | None
+    config: Config,
+    archive: Archive,
+    metrics: Metrics,
+    *,
+    from_cluster: str | None,
+    worker: WorkerParts | None = None,
 ) -> AsyncIterator[ArchiveEndpoint]:
-    """Build the endpoint and start listening; close it at the end."""
+    """
+    Build the endpoint and start listening; close it at the end.
+
+    In a worker the port is the daemon's, the cache is shared, and each limit is divided.
+    """
     if not config.cloud_storage_enabled:
         raise ConfigError(
             "cloud_storage_enabled is false, so there is no archive to serve",
@@ -132,6 +146,8 @@ async def archive_endpoint_of(
     tls = GatewayTls(config, has_broker=False)
     users = await asyncio.to_thread(UserDirectory, config.gateway.users_file)
     settings = replace(gateway_settings(config, tls), host=listening_host(config))
+    if worker is not None:
+        settings = divided(settings, worker.start.workers)
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
     topics = ServedTopics(
@@ -143,7 +159,7 @@ async def archive_endpoint_of(
     if not topics.all():
         log.warning("the bucket holds no topic yet", bucket=bucket_name(config))
     partitions = ServedPartitions(archive.manifests, interval_seconds=interval_seconds)
-    cache = ReadCache(config, archive, metrics)
+    cache = ReadCache(config, archive, metrics) if worker is None else worker.cache
 
     def connect(
         sock: socket.socket,
@@ -162,13 +178,17 @@ async def archive_endpoint_of(
         )
 
     server = GatewayServer(
-        settings, connect=connect, on_failure=metrics.health.task_failed, readers=metrics.readers
+        settings,
+        connect=connect,
+        on_failure=metrics.health.task_failed,
+        readers=metrics.readers,
+        port=None if worker is None else worker.port,
     )
     metrics.watch_gateway(server)
     if (prices := LIST_PRICES.get(config.backend or "")) is not None:
         metrics.watch_cost(prices)
     try:
-        await server.start()
+        await (server.start() if worker is None else worker.begin(server))
         # The port that the system chose is known only now. No client connects before the next await.
         own = EndpointSettings(
             host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
@@ -247,7 +267,7 @@ def _advertised(config: Config) -> tuple[str, int]:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
+def stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
     """Let SIGTERM and SIGINT set *stop* for the time of the context; there is no reload."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -35,10 +35,11 @@ from tieringd.config import Config
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
-from tieringd.daemon.gateway_service import Gateway, ReadCache, gateway_of
+from tieringd.daemon.gateway_service import Gateway, gateway_of
 from tieringd.daemon.housekeeping_jobs import HousekeepingParts, housekeeping_of
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.daemon.ownership_check import ArchiveCheck, note_host
+from tieringd.daemon.read_cache import ReadCache
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.metrics import Metrics

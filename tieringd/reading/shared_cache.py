@@ -9,6 +9,7 @@ has evicted, so that they close it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from tieringd.metrics import CacheMetrics
 from tieringd.policies.cache_trim import EvictionPlan, TrimLimits
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
 
+_TELL_SECONDS = 1.0
 _NO_LIMITS = TrimLimits(size_bytes=2**63 - 1, objects=2**63 - 1)
 """The daemon has the limits."""
 
@@ -44,7 +46,7 @@ class CacheRoom(Protocol):
 
 
 class SharedCacheKeeper(CacheKeeper):
-    """A keeper whose room is in another process. Belongs to one event loop; `run` is not used."""
+    """A keeper whose room is in another process. Belongs to one event loop."""
 
     def __init__(
         self, directory: CacheDirectory, open_chunks: OpenChunks, *, room: CacheRoom, metrics: CacheMetrics
@@ -57,6 +59,15 @@ class SharedCacheKeeper(CacheKeeper):
     def is_started(self) -> bool:
         """Return True: the daemon has read the directory."""
         return True
+
+    def set_settings(self, settings: KeeperSettings) -> None:
+        """Change nothing: the daemon has the limits."""
+
+    async def run(self) -> None:
+        """Tell the daemon now and then which files were read, until cancelled."""
+        while True:
+            await asyncio.sleep(_TELL_SECONDS)
+            self.tell_touched()
 
     async def step(self) -> EvictionPlan | None:
         """Do nothing: the daemon evicts."""
