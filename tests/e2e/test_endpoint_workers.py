@@ -15,7 +15,7 @@ from tests.e2e.archives import archived_manifest
 from tests.e2e.sample_topics import SAMPLE_TOPICS, TRANSACTIONS, consumed
 from tests.e2e.test_archive_only import read_confluent, serving
 from tests.support.kafka_messages import fetch_request
-from tests.support.processes import is_alive
+from tests.support.processes import wait_until_ended
 from tests.support.raw_kafka import connected
 
 
@@ -51,7 +51,9 @@ async def test_workers_serve_what_one_process_serves(kafka, endpoint, sample_obj
     for topic in SAMPLE_TOPICS:
         end = archived_manifest(sample_objects, topic).next_offset
         expected = [one for one in await consumed(kafka, topic, "read_committed") if one.offset < end]
-        assert await asyncio.to_thread(read_confluent, endpoint.bootstrap, topic, "read_committed") == expected
+        assert (
+            await asyncio.to_thread(read_confluent, endpoint.bootstrap, topic, "read_committed") == expected
+        )
     assert endpoint.metric("tieringd_gateway_workers") == 2
     assert endpoint.metric("tieringd_gateway_workers_resident_bytes") > 20 << 20
 
@@ -94,9 +96,7 @@ async def test_workers_end_with_their_daemon(endpoint):
         endpoint.server.kill()
         with pytest.raises((OSError, EOFError)):
             await read_first(client)
-    async with asyncio.timeout(20):
-        while any(is_alive(pid) for pid in pids):
-            await asyncio.sleep(0.05)
+    await asyncio.to_thread(wait_until_ended, pids)
 
 
 async def test_cache_is_kept_within_its_limit_for_all(seaweedfs, samples, tmp_path, endpoint):
@@ -108,7 +108,9 @@ async def test_cache_is_kept_within_its_limit_for_all(seaweedfs, samples, tmp_pa
                 with suppress(AssertionError):
                     await read_first(client, topic)
     cached = sum(
-        file.stat().st_size for file in (tmp_path / "endpoint" / "cloud_storage_cache").rglob("*.*") if file.is_file()
+        file.stat().st_size
+        for file in (tmp_path / "endpoint" / "cloud_storage_cache").rglob("*.*")
+        if file.is_file()
     )
     assert endpoint.metric("tieringd_cache_bytes") > 0
     assert endpoint.metric("tieringd_cache_bytes") <= cached

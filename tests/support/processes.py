@@ -47,6 +47,20 @@ def is_alive(pid: int) -> bool:
     return state not in {"Z", "X"}
 
 
+def wait_until_ended(pids: Sequence[int], *, timeout_seconds: float = 30) -> None:
+    """
+    Wait until none of these processes runs.
+
+    Raises:
+        TimeoutError: One of them still runs.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while any(is_alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes still run: {[pid for pid in pids if is_alive(pid)]}")
+        time.sleep(_POLL_SECONDS)
+
+
 class Server:
     """One server process. Its output goes to a file."""
 

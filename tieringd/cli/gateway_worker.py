@@ -13,6 +13,7 @@ import uvloop
 
 from tieringd.cli.logging import configure_logging, set_level
 from tieringd.daemon.workers.endpoint_workers import ENDPOINT, endpoint_worker
+from tieringd.daemon.workers.gateway_workers import GATEWAY, gateway_worker
 from tieringd.daemon.workers.worker import run_worker
 
 WORKER_COMMAND = (sys.executable, "-m", __name__ if __name__ != "__main__" else "tieringd.cli.gateway_worker")
@@ -25,7 +26,7 @@ def main() -> int:
         return runner.run(
             run_worker(
                 (link, port, counts),
-                kinds={ENDPOINT: endpoint_worker},
+                kinds={ENDPOINT: endpoint_worker, GATEWAY: gateway_worker},
                 configure_log=lambda config: configure_logging(config.log),
                 change_log=lambda config: set_level(config.log),
             )

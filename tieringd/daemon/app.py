@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
@@ -24,7 +24,7 @@ from tieringd.config.describe import config_hash
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
-from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
+from tieringd.daemon.assembly import DaemonParts, WorkerWay, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.garbage_collection import long_lived_objects_spared
 from tieringd.daemon.heaps import keep_arenas_few
@@ -33,6 +33,7 @@ from tieringd.daemon.overview import DaemonFacts, OverviewMaker
 from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
+from tieringd.daemon.workers.gateway_workers import GatewayWorkers
 from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -121,9 +122,10 @@ async def run_daemon(
     *,
     load: Callable[[], Config] | None = None,
     on_change: Callable[[Config], None] = lambda _: None,
+    worker_command: Sequence[str] = (),
 ) -> None:
     """
-    Run until a signal asks to stop.
+    Run until a signal asks to stop. *worker_command* starts a worker of the gateway, where it has some.
 
     On SIGHUP *load* reads the configuration again, and *on_change* gets the one in use after that.
 
@@ -146,7 +148,7 @@ async def run_daemon(
     async with (
         _on_hangup(hangup.set),
         _remembering(errors),
-        assembled(config, metrics) as parts,
+        assembled(config, metrics, workers=WorkerWay(worker_command, errors.note)) as parts,
         serving(
             config.admin,
             metrics,
@@ -161,6 +163,7 @@ async def run_daemon(
                 errors=errors,
             ),
             reload=hangup.set,
+            workers=parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None,
         ),
     ):
         _report_start(config, parts)

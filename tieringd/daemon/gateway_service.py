@@ -35,6 +35,10 @@ class Gateway:
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
 
+    def set_config(self, config: Config) -> None:
+        """Use *config* from now on, as far as it can change."""
+        self.cache.set_config(config)
+
     async def listen(self) -> None:
         """
         Begin to listen; `run` serves.
@@ -55,6 +59,13 @@ class Gateway:
             await self.server.watch()
 
 
+def readable_partitions_of(archive: Archive, *, broker: Broker, reconciler: Reconciler) -> ReadablePartitions:
+    """Return what this daemon knows of its broker's partitions."""
+    return ReadablePartitions(
+        reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
+    )
+
+
 @asynccontextmanager
 async def gateway_of(
     config: Config,
@@ -62,19 +73,13 @@ async def gateway_of(
     *,
     broker: Broker,
     reconciler: Reconciler,
-    cache: ReadCache | None,
+    cache: ReadCache,
     may_produce: Callable[[], bool],
     metrics: Metrics,
-) -> AsyncIterator[Gateway | None]:
-    """Build the gateway where it is enabled, and close it at the end."""
-    if cache is None:
-        yield None
-        return
-
+) -> AsyncIterator[Gateway]:
+    """Build a gateway that serves in this process, and close it at the end."""
     answers = RemoteAnswers(
-        ReadablePartitions(
-            reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
-        ),
+        readable_partitions_of(archive, broker=broker, reconciler=reconciler),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,

@@ -23,7 +23,7 @@ from tieringd.gateway.sockets import BACKLOG
 
 _GIVE_WAY_SECONDS: Final = 0.005
 _GIVE_WAY_TIMES: Final = 10
-"""How often a worker with more connections than another one leaves a client to that one, which may be busy."""
+"""How often a worker with more connections than another one leaves a client to it: it may be busy."""
 _AWAY: Final = -1
 _NUMBER_BYTES: Final = 8
 

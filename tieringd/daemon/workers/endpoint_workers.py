@@ -105,6 +105,7 @@ async def endpoint_pool(
     Raises:
         TieringError: A worker cannot serve, and another try would not help.
     """
+    host = listening_host(config)
     keeper = cache_keeper_of(config, metrics)
     rooms = CacheRooms(keeper)
     count = config.gateway.worker_count(usable_processors())
@@ -115,7 +116,7 @@ async def endpoint_pool(
     pool = WorkerPool(
         command,
         count=count,
-        listener=listening_socket(listening_host(config), config.gateway.port),
+        listen=lambda: listening_socket(host, config.gateway.port),
         greeting=greeting,
         handlers=lambda worker: {**rooms.handlers(worker), "logged": lambda *_: None},
         metrics=metrics.workers,

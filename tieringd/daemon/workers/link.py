@@ -59,6 +59,8 @@ class Link:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
+        self._may_take = asyncio.Event()
+        self._may_take.set()
 
     @classmethod
     async def over(cls, sock: socket.socket, handlers: Handlers, *, other_side: str) -> Link:
@@ -93,13 +95,23 @@ class Link:
         """Wait until the system has taken all that was sent."""
         await self._writer.drain()
 
+    def hold(self) -> None:
+        """Leave further messages where they are, until `resume`."""
+        self._may_take.clear()
+
+    def resume(self) -> None:
+        """Take messages again, in their order."""
+        self._may_take.set()
+
     async def run(self) -> None:
         """Take messages until the other side ends the link, or until cancelled."""
         try:
             while True:
                 (size,) = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))
                 # Only the process at the other end of the socket pair can have written this.
-                self._take(*pickle.loads(await self._reader.readexactly(size)))  # noqa: S301
+                message = pickle.loads(await self._reader.readexactly(size))  # noqa: S301
+                await self._may_take.wait()
+                self._take(*message)
         except (asyncio.IncompleteReadError, OSError):
             return
         finally:

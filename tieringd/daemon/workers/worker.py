@@ -82,6 +82,7 @@ class WorkerParts:
 
     async def begin(self, server: GatewayServer) -> None:
         """Accept clients from now on. The daemon counts this worker as serving from here."""
+        self.link.resume()
         await self.link.ask("serving")
         await server.start()
 
@@ -107,8 +108,14 @@ async def run_worker(
     link_fd, listener_fd, counts_fd = descriptors
     started: asyncio.Future[WorkerStart] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
+
+    def begin(start: WorkerStart) -> None:
+        # What comes after it is for parts that have to be built first.
+        link.hold()
+        started.set_result(start)
+
     handlers: dict[str, Callable[..., Any]] = {
-        "start": started.set_result,
+        "start": begin,
         "pulse": lambda: None,
         "drain": lambda grace_seconds: stop.set(),  # noqa: ARG005 the server has the same grace
     }

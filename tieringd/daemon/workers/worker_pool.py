@@ -69,6 +69,8 @@ class Worker:
         self.number = number
         self.process = process
         self.link: Link | None = None
+        self.is_greeted = False
+        """Whether it has been told what it begins with. Notes come after that."""
         self.is_serving = False
         self.failure: TieringError | None = None
         """The error that it reported before it ended."""
@@ -102,7 +104,7 @@ class WorkerPool:
         command: Sequence[str],
         *,
         count: int,
-        listener: socket.socket,
+        listen: Callable[[], socket.socket],
         greeting: Callable[[int], object],
         handlers: Callable[[Worker], Handlers],
         metrics: WorkerMetrics,
@@ -115,7 +117,7 @@ class WorkerPool:
         Args:
             command: Starts a worker; the descriptors of link, port and counts are added to it.
             count: How many workers there are.
-            listener: The listening socket, which the pool closes.
+            listen: Opens the listening socket, which the pool closes. Raises `ConfigError`.
             greeting: Returns what the worker of a number is told first.
             handlers: Returns what a worker may ask.
             metrics: Figures of the workers themselves.
@@ -123,7 +125,8 @@ class WorkerPool:
             on_failure: Gets the name of a part that failed, for a metric.
         """
         self._command = list(command)
-        self._listener = listener
+        self._listen = listen
+        self._listener: socket.socket | None = None
         self._greeting = greeting
         self._handlers = handlers
         self._metrics = metrics
@@ -141,7 +144,8 @@ class WorkerPool:
 
     @property
     def port(self) -> int:
-        """Return the port that clients connect to."""
+        """Return the port that clients connect to. The pool must be started."""
+        assert self._listener is not None, "the pool is not started"
         return int(self._listener.getsockname()[1])
 
     @property
@@ -150,9 +154,9 @@ class WorkerPool:
         return tuple(slot.worker for slot in self._slots if slot.worker is not None)
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send a note to every worker."""
+        """Send a note to every worker that knows what it begins with."""
         for worker in self.workers:
-            if worker.link is not None:
+            if worker.link is not None and worker.is_greeted:
                 worker.link.tell(name, *arguments)
 
     async def start(self) -> None:
@@ -161,7 +165,9 @@ class WorkerPool:
 
         Raises:
             TieringError: A worker cannot serve, and another try would not help.
+            ConfigError: The address cannot be listened on.
         """
+        self._listener = self._listen()
         for slot in self._slots:
             task = asyncio.get_running_loop().create_task(self._keep(slot))
             self._tasks.add(task)
@@ -195,7 +201,8 @@ class WorkerPool:
             worker.kill("it did not end in time")
         await asyncio.gather(*(worker.process.wait() for worker in self.workers))
         await cancelled(tuple(self._tasks))
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         os.close(self._counts_fd)
 
     async def gather_figures(self) -> None:
@@ -279,6 +286,7 @@ class WorkerPool:
 
     async def _run_one(self, slot: _Slot) -> Worker:
         """Start a worker, and return it when it has ended."""
+        assert self._listener is not None, "the pool is started"
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -295,6 +303,7 @@ class WorkerPool:
                 ours, self._handlers_for(worker), other_side=f"worker {slot.number} of the gateway"
             )
             worker.link.tell("start", self._greeting(slot.number))
+            worker.is_greeted = True
             await self._attend(worker)
         finally:
             # Cancelled or not, no worker outlives its place here.
