@@ -90,6 +90,34 @@ class _SentManifests:
         return known[0]
 
 
+def partition_handlers(partitions: ReadablePartitions, publish_names: Callable[[], None]) -> Handlers:
+    """Return what one worker may ask about *partitions*. *publish_names* tells it which ones there are."""
+    sent = _SentManifests()
+
+    async def find(topic: str | UUID, number: int, since: float, version: int) -> FoundPartition | None:
+        found = await partitions.find(topic, number, since=since)
+        # The worker must know the partition by the time it gets this.
+        publish_names()
+        if found is None:
+            return None
+        current = sent.version_of(found.manifest)
+        return FoundPartition(
+            current,
+            None if current == version else found.manifest,
+            found.bounds,
+            found.pins,
+            found.deleted_before,
+            found.as_of,
+        )
+
+    return {
+        "find": find,
+        "leader_epoch": partitions.leader_epoch,
+        "archived_bytes": partitions.archived_bytes,
+        "record_deletion": partitions.record_in_bucket,
+    }
+
+
 class GatewayWorkers:
     """The daemon's side of a gateway with workers. Listens once, and is closed once."""
 
@@ -192,34 +220,13 @@ class GatewayWorkers:
             await asyncio.sleep(_STATE_SECONDS)
 
     def _handlers(self, worker: Worker) -> Handlers:
-        partitions, sent = self._partitions, _SentManifests()
-
-        async def find(topic: str | UUID, number: int, since: float, version: int) -> FoundPartition | None:
-            found = await partitions.find(topic, number, since=since)
-            # The worker must know the partition by the time it gets this.
-            self._publish_names()
-            if found is None:
-                return None
-            current = sent.version_of(found.manifest)
-            return FoundPartition(
-                current,
-                None if current == version else found.manifest,
-                found.bounds,
-                found.pins,
-                found.deleted_before,
-                found.as_of,
-            )
-
         async def note_deletion(partition: TopicIdPartition, deletion: RecordDeletion) -> None:
             await self._hide(worker, partition, deletion)
 
         return {
             **self._rooms.handlers(worker),
-            "find": find,
-            "leader_epoch": partitions.leader_epoch,
-            "archived_bytes": partitions.archived_bytes,
+            **partition_handlers(self._partitions, self._publish_names),
             "note_deletion": note_deletion,
-            "record_deletion": partitions.record_in_bucket,
             "logged": self._on_logged,
         }
 

@@ -35,7 +35,8 @@ log = structlog.get_logger(__name__)
 
 SILENT_SECONDS: Final = 30.0
 """How long a worker may not answer until it is killed."""
-_WATCH_SECONDS: Final = 5.0
+_WATCHES: Final = 6
+"""How many times a worker is asked in that time."""
 _FIGURES_SECONDS: Final = 2.0
 """How long a scrape waits for the figures of a worker; those of the last scrape stand in."""
 _STEADY_SECONDS: Final = 60.0
@@ -110,6 +111,7 @@ class WorkerPool:
         metrics: WorkerMetrics,
         on_end: Callable[[Worker], None] = lambda _: None,
         on_failure: Callable[[str], None] = lambda _: None,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         """
         Keep the arguments.
@@ -123,6 +125,7 @@ class WorkerPool:
             metrics: Figures of the workers themselves.
             on_end: Gets each worker that has ended.
             on_failure: Gets the name of a part that failed, for a metric.
+            silent_seconds: How long a worker may not answer until it is killed.
         """
         self._command = list(command)
         self._listen = listen
@@ -132,6 +135,7 @@ class WorkerPool:
         self._metrics = metrics
         self._on_end = on_end
         self._on_failure = on_failure
+        self._silent_seconds = silent_seconds
         self._counts_fd, self._counts = ConnectionCounts.create(count)
         self._slots = [_Slot(number) for number in range(count)]
         self._ended: Figures = NOTHING
@@ -334,8 +338,9 @@ class WorkerPool:
     async def _watch(self, worker: Worker, link: Link) -> None:
         """Kill a worker that does not answer."""
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
-            if not await _answers(link, SILENT_SECONDS) and not await _answers(link, _WATCH_SECONDS):
+            pause_seconds = self._silent_seconds / _WATCHES
+            await asyncio.sleep(pause_seconds)
+            if not await _answers(link, self._silent_seconds) and not await _answers(link, pause_seconds):
                 # The second question is for a daemon that was stopped itself, and finds its timer over.
                 worker.kill("it did not answer")
 
