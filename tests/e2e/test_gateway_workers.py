@@ -63,12 +63,15 @@ async def fetched(client, topic, offset):
     return partition
 
 
-async def two_clients(stack, behind, topic):
-    """Open two connections, which two workers serve, and read the first archived record on each."""
-    clients = [await stack.enter_async_context(connected(behind.port)) for _ in range(2)]
-    for client in clients:
-        assert (await fetched(client, topic, 0)).error_code.value == 0
-    return clients
+async def clients_of_both(stack, daemon, behind, topic):
+    """Connect until each worker has a client, and read the first archived record on each connection."""
+    clients = []
+    for _ in range(50):
+        clients.append(await stack.enter_async_context(connected(behind.port)))
+        assert (await fetched(clients[-1], topic, 0)).error_code.value == 0
+        if all(one["connections"] for one in workers_of(daemon)):
+            return clients
+    raise AssertionError(f"one worker takes all clients: {workers_of(daemon)}")
 
 
 @pytest.mark.parametrize("isolation", ["read_committed"])
@@ -93,21 +96,21 @@ async def test_killed_worker_cuts_its_own_connections_alone(behind, config_of, t
     await written(behind, topic)
     with trimmed(config_of(topic)) as daemon:
         async with AsyncExitStack() as stack:
-            clients = await two_clients(stack, behind, topic)
-            assert sorted(one["connections"] for one in workers_of(daemon)) == [1, 1]
+            clients = await clients_of_both(stack, daemon, behind, topic)
             answers = daemon.metric("tieringd_gateway_archived_answers_total")
-            assert answers == 2
-            killed = workers_of(daemon)[0]["pid"]
+            assert answers
+            killed, its_clients = workers_of(daemon)[0]["pid"], workers_of(daemon)[0]["connections"]
             os.kill(killed, signal.SIGKILL)
             outcomes = await asyncio.gather(
                 *(fetched(client, topic, 0) for client in clients), return_exceptions=True
             )
-            assert sorted(isinstance(one, OSError | EOFError) for one in outcomes) == [False, True]
+            assert sum(isinstance(one, OSError | EOFError) for one in outcomes) == its_clients
+            assert its_clients < len(clients)
             await asyncio.to_thread(
                 daemon.until, lambda: len(workers_of(daemon)) == 2, "another worker serves"
             )
             assert killed not in [one["pid"] for one in workers_of(daemon)]
-            assert daemon.metric("tieringd_gateway_archived_answers_total") == answers + 1
+            assert daemon.metric("tieringd_gateway_archived_answers_total") > answers
             assert daemon.metric("tieringd_task_failures_total", task="gateway_worker") == 1
             (event,) = daemon.events("a worker of the gateway has ended; another one takes its place")
             assert event["how"] == "by SIGKILL"
@@ -119,7 +122,7 @@ async def test_workers_end_when_the_daemon_is_killed(behind, config_of, topic):
     await written(behind, topic)
     with trimmed(config_of(topic)) as daemon:
         async with AsyncExitStack() as stack:
-            clients = await two_clients(stack, behind, topic)
+            clients = await clients_of_both(stack, daemon, behind, topic)
             pids = [one["pid"] for one in workers_of(daemon)]
             daemon.server.kill()
             for client in clients:
@@ -131,11 +134,11 @@ async def test_workers_end_when_the_daemon_is_killed(behind, config_of, topic):
 async def test_deletion_through_one_worker_is_seen_by_the_other_at_once(behind, config_of, topic):
     """The client that deleted has its answer: no client of any worker gets a deleted record any more."""
     await written(behind, topic)
-    with trimmed(config_of(topic)):
+    with trimmed(config_of(topic)) as daemon:
         async with AsyncExitStack() as stack:
-            clients = await two_clients(stack, behind, topic)
-            for before in (3, 7, 12):
-                answer = await clients[before % 2].ask(deletion_request(topic, before))
+            clients = await clients_of_both(stack, daemon, behind, topic)
+            for number, before in enumerate((3, 7, 12, 15)):
+                answer = await clients[number % len(clients)].ask(deletion_request(topic, before))
                 (told,) = answer.topics[0].partitions
                 assert (told.error_code.value, told.low_watermark) == (0, before)
                 for client in clients:

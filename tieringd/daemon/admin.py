@@ -193,9 +193,10 @@ class AdminPage:
         return await self._rendered(request, lambda: [json.dumps(self._status()).encode()], _JSON)
 
     def _status(self) -> dict[str, object]:
-        workers = [asdict(one) for one in self._workers.status()] if self._workers is not None else []
-        archiving = {} if self._reconciler is None else self._archiving(self._reconciler)
-        return {**archiving, "gateway_workers": workers}
+        found = {} if self._reconciler is None else self._archiving(self._reconciler)
+        if self._workers is not None:
+            found["gateway_workers"] = [asdict(one) for one in self._workers.status()]
+        return found
 
     def _archiving(self, reconciler: Reconciler) -> dict[str, object]:
         partitions = [

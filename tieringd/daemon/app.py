@@ -161,6 +161,7 @@ async def run_daemon(
                 store=parts.archive.store,
                 space=parts.disks.space,
                 errors=errors,
+                workers=parts.gateway.pool.status if isinstance(parts.gateway, GatewayWorkers) else tuple,
             ),
             reload=hangup.set,
             workers=parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None,

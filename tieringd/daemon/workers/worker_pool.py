@@ -19,12 +19,12 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
 from tieringd.daemon.workers.link import Handlers, Link, error_of
+from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.errors import TieringError
 from tieringd.gateway.shared_port import ConnectionCounts
 from tieringd.metrics.gateway import WorkerMetrics
@@ -45,22 +45,6 @@ _PAUSE_SECONDS: Final = 0.5
 _PAUSE_SECONDS_MAX: Final = 30.0
 _END_SECONDS: Final = 5.0
 """How long a worker may take to end after its connections did."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker, for the status page."""
-
-    number: int
-    pid: int | None
-    """None while it waits to be started."""
-    is_serving: bool
-    connections: int
-    seconds: float
-    """Since it was started, or since it ended."""
-    restarts: int
-    last_end: str
-    """How the one before it ended; empty if none did."""
 
 
 class Worker:
