@@ -34,6 +34,7 @@ from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
 from tieringd.daemon.workers.gateway_workers import GatewayWorkers
+from tieringd.daemon.workers.worker_pool import done_before
 from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -180,7 +181,7 @@ async def run_daemon(
             manager=manager,
         )
         with _stopped_by_signals(stop, hurry):
-            async with _serving_clients(parts, metrics) as gateway, _fed(manager):
+            async with _serving_clients(parts, metrics, stop) as gateway, _fed(manager):
                 manager.ready("running")
                 if await _store_allows_start(config, parts, stop, gateway):
                     with long_lived_objects_spared():
@@ -225,13 +226,16 @@ async def run_once(config: Config) -> PassResult:
 
 @asynccontextmanager
 async def _serving_clients(
-    parts: DaemonParts, metrics: Metrics
+    parts: DaemonParts, metrics: Metrics, stop: asyncio.Event
 ) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
-    """Let the gateway listen and serve for the time of the context; yield its task, if it is enabled."""
-    if parts.gateway is None:
+    """
+    Let the gateway listen and serve for the time of the context; yield its task, if it is enabled.
+
+    Workers take seconds to start. The daemon may be asked to stop meanwhile.
+    """
+    if parts.gateway is None or not await done_before(stop, parts.gateway.listen()):
         yield ()
         return
-    await parts.gateway.listen()
     serving_task = asyncio.create_task(
         restarted("gateway", parts.gateway.run, on_failure=metrics.health.task_failed)
     )

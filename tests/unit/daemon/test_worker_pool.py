@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.processes import wait_until_ended
-from tieringd.daemon.workers.worker_pool import WorkerPool
+from tieringd.cli.gateway_worker import WORKER_COMMAND
+from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
 from tieringd.errors import ConfigError
 from tieringd.gateway.shared_port import listening_socket
 from tieringd.metrics import Metrics
@@ -103,3 +105,21 @@ async def test_worker_that_stands_still_is_killed():
         await until(lambda: stuck not in pool.workers)
         assert pool.status()[0].last_end == "killed: it did not answer"
         await until(lambda: pool.workers and pool.workers[0].is_serving)
+
+
+def test_worker_of_another_version_ends_with_what_to_do():
+    """The package was upgraded under the daemon: a worker that is started now would not understand it."""
+    *command, _ = WORKER_COMMAND
+    done = subprocess.run([*command, "0.0.0", "0", "0", "0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "the daemon is 0.0.0. Restart the daemon" in done.stderr
+
+
+async def test_stop_while_workers_start_does_not_wait_for_them():
+    """Workers take seconds to start, and one that ends again and again never serves."""
+    stop = asyncio.Event()
+    async with pool_of("ending", count=2) as pool:
+        starting = asyncio.ensure_future(done_before(stop, pool.start()))
+        await until(lambda: len(pool.workers) == 2)
+        stop.set()
+        await starting

@@ -29,7 +29,7 @@ from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.read_cache import cache_keeper_of
 from tieringd.daemon.workers.cache_room import CacheRooms
 from tieringd.daemon.workers.worker import WorkerParts, WorkerStart
-from tieringd.daemon.workers.worker_pool import WorkerPool
+from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
 from tieringd.gateway.shared_port import listening_socket
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import NoClients
@@ -78,11 +78,12 @@ async def run_endpoint_workers(config: Config, command: Sequence[str], *, from_c
     with stopped_by_signals(stop), sole_owner(config):
         await asyncio.to_thread(claim_file_root, config, only_reads=True)
         async with (
-            endpoint_pool(config, metrics, command, from_cluster=from_cluster) as pool,
+            endpoint_pool(config, metrics, command, stop, from_cluster=from_cluster) as pool,
             serving(config.admin, metrics, None, workers=pool),
         ):
             metrics.watch_certificates(lambda: certificate_files(config))
-            log.info("archive endpoint listens", host=listening_host(config), port=pool.port)
+            if not stop.is_set():
+                log.info("archive endpoint listens", host=listening_host(config), port=pool.port)
             replacing = asyncio.create_task(pool.run())
             stopping = asyncio.create_task(stop.wait())
             try:
@@ -97,10 +98,12 @@ async def run_endpoint_workers(config: Config, command: Sequence[str], *, from_c
 
 @asynccontextmanager
 async def endpoint_pool(
-    config: Config, metrics: Metrics, command: Sequence[str], *, from_cluster: str | None
+    config: Config, metrics: Metrics, command: Sequence[str], stop: asyncio.Event, *, from_cluster: str | None
 ) -> AsyncIterator[WorkerPool]:
     """
-    Run the workers of an endpoint for the time of the context. All of them serve when it begins.
+    Run the workers of an endpoint for the time of the context.
+
+    All of them serve when it begins, unless *stop* is set before.
 
     Raises:
         TieringError: A worker cannot serve, and another try would not help.
@@ -132,7 +135,7 @@ async def endpoint_pool(
     )
     try:
         try:
-            await pool.start()
+            await done_before(stop, pool.start())
             yield pool
         finally:
             await pool.close()

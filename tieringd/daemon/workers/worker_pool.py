@@ -17,7 +17,7 @@ import signal
 import socket
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -341,6 +341,18 @@ class WorkerPool:
     def _note_change(self) -> None:
         self._metrics.serving.set(sum(worker.is_serving for worker in self.workers))
         self._changed.set()
+
+
+async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do *work*, unless *stop* is set before it has ended. Return whether it has."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        await cancelled((working, stopping))
 
 
 async def _answers(link: Link, seconds: float) -> bool:
