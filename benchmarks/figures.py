@@ -80,6 +80,7 @@ BENCHMARKS: Final = {
     "gateway": Benchmark(
         (
             "tieringd.daemon.gateway_service",
+            "tieringd.daemon.workers",
             "tieringd.gateway",
             "tieringd.reading.hydrator",
             "tieringd.formats.kafka_wire",

@@ -38,6 +38,29 @@ def program(name: str) -> str:
     return str(path)
 
 
+def is_alive(pid: int) -> bool:
+    """Say whether a process runs: it has not ended, and waits for no parent to read its exit code."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in {"Z", "X"}
+
+
+def wait_until_ended(pids: Sequence[int], *, timeout_seconds: float = 30) -> None:
+    """
+    Wait until none of these processes runs.
+
+    Raises:
+        TimeoutError: One of them still runs.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while any(is_alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes still run: {[pid for pid in pids if is_alive(pid)]}")
+        time.sleep(_POLL_SECONDS)
+
+
 class Server:
     """One server process. Its output goes to a file."""
 

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 import uvloop
 
+from tieringd.cli.gateway_worker import WORKER_COMMAND
 from tieringd.cli.logging import configure_logging, fatal_errors_logged
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.daemon.archive_endpoint import run_archive_endpoint
+from tieringd.daemon.workers.endpoint_workers import run_endpoint_workers
 from tieringd.errors import ConfigError
 
 
@@ -41,4 +43,7 @@ def gateway(
     loaded_config = loaded(config, needs_broker=False)
     configure_logging(loaded_config.log)
     with fatal_errors_logged(loaded_config.log), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run_archive_endpoint(loaded_config, from_cluster=from_cluster))
+        if loaded_config.gateway.workers:
+            runner.run(run_endpoint_workers(loaded_config, WORKER_COMMAND, from_cluster=from_cluster))
+        else:
+            runner.run(run_archive_endpoint(loaded_config, from_cluster=from_cluster))

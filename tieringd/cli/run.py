@@ -10,6 +10,7 @@ import typer
 import uvloop
 
 from tieringd.archiving.partition_status import PassResult
+from tieringd.cli.gateway_worker import WORKER_COMMAND
 from tieringd.cli.logging import configure_logging, fatal_errors_logged, set_level
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.config import Config
@@ -51,6 +52,7 @@ def run(
                     loaded_config,
                     load=load,
                     on_change=lambda changed: set_level(changed.log),
+                    worker_command=WORKER_COMMAND,
                 )
             )
             return

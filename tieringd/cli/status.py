@@ -19,6 +19,7 @@ from tieringd.daemon.operator_tasks import Task
 from tieringd.daemon.overview import DiskLine, Overview, PartitionLine, UploadLine
 from tieringd.daemon.recent_errors import FoldedError
 from tieringd.daemon.status_page import scaled, times
+from tieringd.daemon.workers.worker_status import WorkerStatus
 
 _COLUMNS: Final = 79
 _BAR: Final = 24
@@ -60,6 +61,7 @@ def overview_of(document: Mapping[str, Any]) -> Overview:
         "disks": DiskLine,
         "uploads": UploadLine,
         "errors": FoldedError,
+        "workers": WorkerStatus,
     }
     for name, kind in kinds.items():
         names = [one.name for one in fields(kind)]
@@ -91,6 +93,8 @@ def screen(seen: Overview) -> Iterator[str]:
         list(_partitions(seen.partitions[:_MOST_LINES])),
     )
     yield from _section("Disks", [line for one in seen.disks for line in _disk(one)])
+    if seen.workers:
+        yield from _section("Workers of the gateway", [_worker(one) for one in seen.workers])
     yield from _section(
         "Uploads in flight",
         [f"{duration(one.seconds)}, attempt {one.attempts}: {one.key}" for one in seen.uploads[:_MOST_LINES]],
@@ -135,6 +139,13 @@ def _bar(line: PartitionLine) -> str:
         for cell in range(begin, min(_BAR, end)):
             cells[cell] = "#" if cells[cell] == "=" else mark
     return f"[{''.join(cells)}]"
+
+
+def _worker(one: WorkerStatus) -> str:
+    """Return what a worker does, and since when."""
+    state = f"serves {one.connections} connections" if one.is_serving else "does not serve"
+    ended = f", {one.restarts} restarts, the last one after it ended {one.last_end}" if one.restarts else ""
+    return f"worker {one.number}: {state}, for {duration(one.seconds)}{ended}"
 
 
 def _disk(line: DiskLine) -> Iterator[str]:

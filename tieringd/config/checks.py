@@ -108,6 +108,7 @@ def find_gateway_contradictions(config: Config) -> Iterator[RuleViolation]:
             "takes a store that honours the conditions of writes, which cloud_storage_single_writer: true "
             "says that this one does not",
         )
+    yield from _workers(gateway)
     if gateway.advertised is not None and not 0 < int(gateway.advertised.rpartition(":")[2]) <= _LAST_PORT:
         yield RuleViolation((("gateway", "advertised"),), "must have a port from 1 to 65535")
     # Without a broker section the bucket is served alone, so the gateway's broker settings do not matter.
@@ -146,6 +147,26 @@ def _certificate(gateway: GatewayConfig) -> Iterator[RuleViolation]:
             yield RuleViolation(
                 (("gateway", given), ("gateway", missing)),
                 f"needs gateway.{missing} as well: set both or neither",
+            )
+
+
+def _workers(gateway: GatewayConfig) -> Iterator[RuleViolation]:
+    """Each worker has an equal part of a limit, so the limit has to be large enough to be divided."""
+    count, place = gateway.workers, ("gateway", "workers")
+    if isinstance(count, str):
+        return
+    least = {
+        "max_connections": count,
+        "max_connections_per_host": count,
+        "buffer_bytes": count * gateway.max_inspected_bytes,
+    }
+    for name, wanted in least.items():
+        found = getattr(gateway, name)
+        if found is not None and found < wanted:
+            yield RuleViolation(
+                (place, ("gateway", name)),
+                f"is {count}, and gateway.{name} {found} is not enough for so many; set it to {wanted} or "
+                "more, or have fewer workers",
             )
 
 

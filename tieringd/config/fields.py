@@ -130,6 +130,31 @@ class Number(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class NumberOrWord(Kind):
+    """A whole number without a unit, from *low* to *high*, or *word*."""
+
+    low: int
+    high: int
+    word: str
+
+    @property
+    def label(self) -> str:
+        """Return the name of this kind on the reference page."""
+        return f"number, {self.low} to {self.high}, or {self.word}"
+
+    def read(self, value: Any) -> object:
+        """Return the int or the str."""
+        if isinstance(value, str) and value == self.word:
+            return self.word
+        found = resolve_plain(value)
+        if type(found) is not int or not self.low <= found <= self.high:
+            raise ValueError(
+                f"must be a whole number from {self.low} to {self.high}, or {self.word}, not {quoted(value)}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Decimal(Kind):
     """A number without a unit that need not be whole, from *low* to *high*."""
 

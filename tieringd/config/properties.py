@@ -8,7 +8,7 @@ between them. `TopicProperties` has the properties of a topic: those below `topi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +22,7 @@ from tieringd.config.fields import (
     Decimal,
     Flag,
     Number,
+    NumberOrWord,
     Text,
     duration,
     seconds,
@@ -61,6 +62,9 @@ _MINUTE_MS = 60_000
 
 _HOST_PORT = r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 _MIB = 2**20
+
+PER_CPU: Final = "per-cpu"
+WORKERS_MAX: Final = 64
 
 StrategyName: TypeAlias = Literal["eager", "capped", "predictive"]
 
@@ -414,6 +418,13 @@ class GatewayConfig(BaseModel):
     """PEM file with the certificate that the gateway presents to the broker; null: none."""
     broker_tls_key_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the private key of this certificate."""
+    workers: Annotated[int | Literal["per-cpu"], NumberOrWord(0, WORKERS_MAX, PER_CPU)] = 0
+    """
+    How many processes of their own serve the clients; 0: the daemon itself does; `per-cpu`: one for each
+    processor that the daemon may use. A worker takes about 100 MiB, and has connections of its own to the
+    store. The limits hold for all workers together: each has an equal part of `buffer_bytes`, of
+    `max_connections_per_host`, and of each limit per second or day.
+    """
     max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
     """How many clients may be connected at once."""
     max_connections_per_host: Annotated[int, Number(1, 1_000_000)] | None = None
@@ -481,6 +492,24 @@ class GatewayConfig(BaseModel):
     """
     group_initial_rebalance_delay_ms: Annotated[int, duration(0, 60 * _SECOND_MS)] = 3 * _SECOND_MS
     """How long a consumer group that had no members waits for more of them before it assigns partitions."""
+
+    def worker_count(self, processors: int) -> int:
+        """
+        Return how many workers serve the clients on a machine with this many usable *processors*.
+
+        `per-cpu` gives no more of them than have an equal part of each limit.
+        """
+        if self.workers != PER_CPU:
+            return int(self.workers)
+        return max(1, min(processors, self.workers_max))
+
+    @property
+    def workers_max(self) -> int:
+        """Return how many workers the limits of connections and of memory are enough for."""
+        per_host = (
+            self.max_connections if self.max_connections_per_host is None else self.max_connections_per_host
+        )
+        return min(WORKERS_MAX, self.max_connections, per_host, self.buffer_bytes // self.max_inspected_bytes)
 
 
 class Cache(BaseModel):

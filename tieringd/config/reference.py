@@ -23,6 +23,7 @@ from tieringd.config.fields import (
     Flag,
     Kind,
     Number,
+    NumberOrWord,
     SecretText,
     Text,
 )
@@ -180,6 +181,8 @@ def _forms(kind: Kind, words: tuple[str, ...]) -> list[_Schema]:
     match kind:
         case Number(low, high):
             form: _Schema = {"type": "integer", "minimum": low, "maximum": high}
+        case NumberOrWord(low, high, word):
+            return [{"type": "integer", "minimum": low, "maximum": high}, {"enum": [word]}]
         case Decimal(low, high):
             form = {"type": "number", "minimum": low, "maximum": high}
         case Amount(quantity, low, high, special):

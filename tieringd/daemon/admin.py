@@ -24,18 +24,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.overview import OverviewMaker
 from tieringd.daemon.status_page import CONTENT_POLICY, page
+from tieringd.daemon.workers.worker_pool import WorkerPool
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
+from tieringd.metrics.merged import MergedPage
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_control import held_because
 
@@ -66,8 +69,11 @@ class AdminPage:
         gate: UploadGate | None = None,
         overview: OverviewMaker | None = None,
         control: AdminControl | None = None,
+        *,
+        workers: WorkerPool | None = None,
     ) -> None:
         self._metrics = metrics
+        self._workers = workers
         self._control = control
         self._overview = overview
         self._reconciler = reconciler
@@ -89,7 +95,7 @@ class AdminPage:
                 web.get("/readyz", self.readyz),
             ]
         )
-        if self._reconciler is not None:
+        if self._reconciler is not None or self._workers is not None:
             application.router.add_get("/status", self.status)
         if self._overview is not None:
             application.router.add_get("/", self.page)
@@ -119,18 +125,25 @@ class AdminPage:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Serve the daemon's metrics in Prometheus' text format."""
-        return await self._rendered(
-            request, lambda: [generate_latest(self._metrics.default_page)], CONTENT_TYPE_LATEST
-        )
+        page = await self._with_workers(self._metrics.default_page)
+        return await self._rendered(request, lambda: [generate_latest(page)], CONTENT_TYPE_LATEST)
 
     async def partition_metrics(self, request: web.Request) -> web.Response:
         """Serve the metrics of every topic and partition in Prometheus' text format."""
+        by_topic = await self._with_workers(self._metrics.by_topic)
 
         def parts() -> Iterator[bytes]:
-            yield generate_latest(self._metrics.by_topic)
+            yield generate_latest(by_topic)
             yield from (part.encode() for part in self._metrics.partitions.text())
 
         return await self._rendered(request, parts, CONTENT_TYPE_LATEST)
+
+    async def _with_workers(self, registry: CollectorRegistry) -> Any:
+        """Return a registry, or what renders like one, with what the workers have counted up to now."""
+        if self._workers is None:
+            return registry
+        await self._workers.gather_figures()
+        return MergedPage(registry, self._workers.figures)
 
     async def _rendered(
         self, request: web.Request, parts: Callable[[], Iterable[bytes]], content_type: str
@@ -176,12 +189,16 @@ class AdminPage:
         return await self._rendered(request, lambda: [json.dumps(asdict(maker.make())).encode()], _JSON)
 
     async def status(self, request: web.Request) -> web.Response:
-        """Serve the status of each archiver, as JSON."""
+        """Serve the status of each archiver and of each worker of the gateway, as JSON."""
         return await self._rendered(request, lambda: [json.dumps(self._status()).encode()], _JSON)
 
     def _status(self) -> dict[str, object]:
-        reconciler = self._reconciler
-        assert reconciler is not None, "there is no such page without one"
+        found = {} if self._reconciler is None else self._archiving(self._reconciler)
+        if self._workers is not None:
+            found["gateway_workers"] = [asdict(one) for one in self._workers.status()]
+        return found
+
+    def _archiving(self, reconciler: Reconciler) -> dict[str, object]:
         partitions = [
             {
                 "topic": leadership.partition.topic,
@@ -233,9 +250,12 @@ async def serving(
     overview: OverviewMaker | None = None,
     *,
     reload: Callable[[], None] | None = None,
+    workers: WorkerPool | None = None,
 ) -> AsyncIterator[None]:
     """
     Serve the admin page for the time of the context. Without *reload* no request changes anything.
+
+    The figures of *workers* are added to those of this process.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -249,7 +269,7 @@ async def serving(
     metrics.max_topics = config.metrics_topics
     token = None if config.token is None else config.token.get_secret_value()
     control = None if reload is None else AdminControl(token, reload)
-    admin = AdminPage(metrics, reconciler, gate, overview, control)
+    admin = AdminPage(metrics, reconciler, gate, overview, control, workers=workers)
     runner = web.AppRunner(admin.application(), access_log=None)
     await runner.setup()
     try:

@@ -4,20 +4,14 @@ The daemon's life, readable from top to bottom: open, serve, run until told to s
 SIGTERM and SIGINT ask it to stop: the uploads under way are finished and committed, within
 `shutdown_timeout_ms`. A second signal cuts them off, which leaves at most objects that no manifest names.
 SIGHUP, or POST /reload with the admin token, reads the configuration again (`Reloader`).
-
-`keep_arenas_few` limits the heaps of threads. glibc gives threads heaps of their own, up to eight for
-each processor, and returns little of them. Uploads run in many threads, one after the other in each of
-those heaps: at its worst a daemon held 20 MiB without use. Two heaps are enough: large blocks do not come
-from them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import platform
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
@@ -30,13 +24,17 @@ from tieringd.config.describe import config_hash
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
-from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
+from tieringd.daemon.assembly import DaemonParts, WorkerWay, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.garbage_collection import long_lived_objects_spared
+from tieringd.daemon.heaps import keep_arenas_few
+from tieringd.daemon.loop_lag import measure_loop
 from tieringd.daemon.overview import DaemonFacts, OverviewMaker
 from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
+from tieringd.daemon.workers.gateway_workers import GatewayWorkers
+from tieringd.daemon.workers.worker_pool import done_before
 from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -46,21 +44,10 @@ from tieringd.storage.store_opening import bucket_name
 
 log = structlog.get_logger(__name__)
 
-_M_ARENA_MAX = -8  # From malloc.h.
-_ARENAS = 2
-
 _RETENTION_NAMES = {"log_retention_ms", "delete_retention_ms", "kafka_log_retention_ms"}
-
-_LOOP_PROBE_SECONDS = 1.0
 
 _HINT_PAUSE_SECONDS = 0.2
 """Directory events come in bursts: a roll makes four files. One round handles all of them."""
-
-
-def keep_arenas_few() -> bool:
-    """Limit the number of heaps, before threads have made their own; return whether the C library can."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and mallopt(_M_ARENA_MAX, _ARENAS) == 1
 
 
 class Reloader:
@@ -136,9 +123,10 @@ async def run_daemon(
     *,
     load: Callable[[], Config] | None = None,
     on_change: Callable[[Config], None] = lambda _: None,
+    worker_command: Sequence[str] = (),
 ) -> None:
     """
-    Run until a signal asks to stop.
+    Run until a signal asks to stop. *worker_command* starts a worker of the gateway, where it has some.
 
     On SIGHUP *load* reads the configuration again, and *on_change* gets the one in use after that.
 
@@ -161,7 +149,7 @@ async def run_daemon(
     async with (
         _on_hangup(hangup.set),
         _remembering(errors),
-        assembled(config, metrics) as parts,
+        assembled(config, metrics, workers=WorkerWay(worker_command, errors.note)) as parts,
         serving(
             config.admin,
             metrics,
@@ -174,8 +162,10 @@ async def run_daemon(
                 store=parts.archive.store,
                 space=parts.disks.space,
                 errors=errors,
+                workers=parts.gateway.pool.status if isinstance(parts.gateway, GatewayWorkers) else tuple,
             ),
             reload=hangup.set,
+            workers=parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None,
         ),
     ):
         _report_start(config, parts)
@@ -191,7 +181,7 @@ async def run_daemon(
             manager=manager,
         )
         with _stopped_by_signals(stop, hurry):
-            async with _serving_clients(parts, metrics) as gateway, _fed(manager):
+            async with _serving_clients(parts, metrics, stop) as gateway, _fed(manager):
                 manager.ready("running")
                 if await _store_allows_start(config, parts, stop, gateway):
                     with long_lived_objects_spared():
@@ -236,13 +226,16 @@ async def run_once(config: Config) -> PassResult:
 
 @asynccontextmanager
 async def _serving_clients(
-    parts: DaemonParts, metrics: Metrics
+    parts: DaemonParts, metrics: Metrics, stop: asyncio.Event
 ) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
-    """Let the gateway listen and serve for the time of the context; yield its task, if it is enabled."""
-    if parts.gateway is None:
+    """
+    Let the gateway listen and serve for the time of the context; yield its task, if it is enabled.
+
+    Workers take seconds to start. The daemon may be asked to stop meanwhile.
+    """
+    if parts.gateway is None or not await done_before(stop, parts.gateway.listen()):
         yield ()
         return
-    await parts.gateway.listen()
     serving_task = asyncio.create_task(
         restarted("gateway", parts.gateway.run, on_failure=metrics.health.task_failed)
     )
@@ -329,7 +322,7 @@ def _parts_to_run(
     return {
         "reload": lambda: reloader.run(hangup),
         "directory_watch": lambda: _follow(watch, parts),
-        "loop_measurement": lambda: _measure_loop(metrics),
+        "loop_measurement": lambda: measure_loop(metrics),
         "hints": lambda: _pass_hints(watch, parts),
         "upload_controller": lambda: parts.controller.run(interval_seconds=interval_seconds),
         "housekeeping": parts.housekeeping.service.run,
@@ -452,15 +445,6 @@ def _publish_facts(config: Config, metrics: Metrics) -> None:
     prices = LIST_PRICES.get(config.backend or "")
     if prices is not None:
         metrics.watch_cost(prices)
-
-
-async def _measure_loop(metrics: Metrics) -> None:
-    """Measure how late the event loop runs a timer, until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _LOOP_PROBE_SECONDS
-        await asyncio.sleep(_LOOP_PROBE_SECONDS)
-        metrics.durations.loop_lag.observe(max(0.0, loop.time() - due))
 
 
 def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -26,8 +26,9 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
-from tieringd.daemon.gateway_service import ReadCache, gateway_settings
+from tieringd.daemon.gateway_service import divided, gateway_settings
 from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
+from tieringd.daemon.read_cache import ReadCache
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_nodes import EndpointLeases, Nodes, SoleNode
@@ -54,6 +55,10 @@ from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.checked_puts import PROBE_PREFIX
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
+
+if TYPE_CHECKING:
+    # That module builds on this one.
+    from tieringd.daemon.workers.worker import WorkerParts
 
 log = structlog.get_logger(__name__)
 
@@ -135,36 +140,43 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
     """
     metrics = Metrics()
     stop = asyncio.Event()
-    with _signals(stop), sole_owner(config):
+    with stopped_by_signals(stop), sole_owner(config):
         await asyncio.to_thread(claim_file_root, config, only_reads=True)
-        async with (
-            opened_archive(config, metrics) as archive,
-            _groups_alone(archive),
-            archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,
-            serving(config.admin, metrics, None),
-        ):
-            metrics.watch_certificates(lambda: certificate_files(config))
-            host, port = listening_host(config), endpoint.server.port
-            log.info("archive endpoint listens", host=host, port=port, cluster=endpoint.topics.cluster_id)
-            await endpoint.run(stop)
-            log.info("stopping")
+        async with opened_archive(config, metrics) as archive:
+            let_only_groups_be_written(archive)
+            async with (
+                archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,
+                serving(config.admin, metrics, None),
+            ):
+                metrics.watch_certificates(lambda: certificate_files(config))
+                host, port = listening_host(config), endpoint.server.port
+                log.info("archive endpoint listens", host=host, port=port, cluster=endpoint.topics.cluster_id)
+                await endpoint.run(stop)
+                log.info("stopping")
     log.info("stopped")
 
 
-@asynccontextmanager
-async def _groups_alone(archive: Archive) -> AsyncIterator[None]:
-    """Let no part of this process write anything but consumer groups."""
+def let_only_groups_be_written(archive: Archive) -> None:
+    """Refuse every write to the bucket but those of consumer groups, and of the check that they need."""
     archive.store.hold_writes(
         "an archive-only endpoint writes nothing but consumer groups", allowed=(GROUPS_PREFIX, PROBE_PREFIX)
     )
-    yield
 
 
 @asynccontextmanager
 async def archive_endpoint_of(
-    config: Config, archive: Archive, metrics: Metrics, *, from_cluster: str | None
+    config: Config,
+    archive: Archive,
+    metrics: Metrics,
+    *,
+    from_cluster: str | None,
+    worker: WorkerParts | None = None,
 ) -> AsyncIterator[ArchiveEndpoint]:
-    """Build the endpoint and start listening; close it at the end."""
+    """
+    Build the endpoint and start listening; close it at the end.
+
+    In a worker the port is the daemon's, the cache is shared, and each limit is divided.
+    """
     if not config.cloud_storage_enabled:
         raise ConfigError(
             "cloud_storage_enabled is false, so there is no archive to serve",
@@ -173,18 +185,13 @@ async def archive_endpoint_of(
     tls = GatewayTls(config, has_broker=False)
     users = await asyncio.to_thread(UserDirectory, config.gateway.users_file)
     settings = replace(gateway_settings(config, tls), host=listening_host(config))
+    if worker is not None:
+        settings = divided(settings, worker.start.workers)
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
-    topics = ServedTopics(
-        TopicRegistry(archive.store, archive.manifests),
-        from_cluster=from_cluster,
-        interval_seconds=interval_seconds,
-    )
-    await topics.start()
-    if not topics.all():
-        log.warning("the bucket holds no topic yet", bucket=bucket_name(config))
+    topics = await _opened_topics(config, archive, from_cluster, interval_seconds)
     partitions = ServedPartitions(archive.manifests, interval_seconds=interval_seconds)
-    cache = ReadCache(config, archive, metrics)
+    cache = ReadCache(config, archive, metrics) if worker is None else worker.cache
     cluster = cluster_of_groups(topics, from_cluster) if config.gateway.consumer_groups else None
     groups: KeptGroups | None = None
 
@@ -205,45 +212,38 @@ async def archive_endpoint_of(
         )
 
     server = GatewayServer(
-        settings, connect=connect, on_failure=metrics.health.task_failed, readers=metrics.readers
+        settings,
+        connect=connect,
+        on_failure=metrics.health.task_failed,
+        readers=metrics.readers,
+        port=None if worker is None else worker.port,
     )
     metrics.watch_gateway(server)
-    if (prices := LIST_PRICES.get(config.backend or "")) is not None:
-        metrics.watch_cost(prices)
+    _watch_cost(config, metrics)
     try:
-        await server.start()
+        if worker is None:
+            await server.start()
         # The port that the system chose is known only now. No client connects before the next await.
+        bound = server.port if worker is None else worker.start.port
         own = EndpointSettings(
-            host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
+            host, port or bound, bucket_name(config), sync_interval_seconds=interval_seconds
         )
-        nodes: Nodes = SoleNode.at(own.advertised_host, own.advertised_port)
         if cluster is not None:
             groups = _kept_groups(config, archive, metrics, own, cluster)
-            nodes = groups.leases
-        api = RequestHandlers(
-            cluster=ClusterAnswers(
-                topics,
-                partitions,
-                nodes,
-                versions=ADVERTISED if groups is None else ADVERTISED_WITH_GROUPS,
-            ),
-            offsets=OffsetAnswers(topics, partitions, archive.records, own, history=archive.history),
-            fetch=FetchAnswers(
-                topics,
-                partitions,
-                PartitionReader(cache.hydrator, archive.manifests.spillovers),
-                own,
-                budget=server.budget,
-                history=archive.history,
-                on_topic=metrics.readers.count_topic,
-                bytes_max=lambda: _answer_bytes(server.rates),
-            ),
-            description=DescriptionAnswers(topics, partitions, own, nodes),
-            refusals=Refusals(own),
-            groups=None if groups is None else GroupAnswers(topics, groups.coordinator, nodes),
+        api = _handlers(
+            archive,
+            own,
+            topics=topics,
+            partitions=partitions,
+            cache=cache,
+            server=server,
+            groups=groups,
+            metrics=metrics,
         )
         if groups is not None:
             await _begin(groups, archive, place=own.bucket)
+        if worker is not None:
+            await worker.begin(server)
         yield ArchiveEndpoint(cache, server, topics, users, tls, groups, metrics.health.task_failed)
     finally:
         partitions.end_waits()
@@ -255,6 +255,63 @@ async def archive_endpoint_of(
         await topics.close()
         await partitions.close()
         await cache.hydrator.close()
+
+
+async def _opened_topics(
+    config: Config, archive: Archive, from_cluster: str | None, interval_seconds: float
+) -> ServedTopics:
+    """Return the topics of the bucket, listed once."""
+    topics = ServedTopics(
+        TopicRegistry(archive.store, archive.manifests),
+        from_cluster=from_cluster,
+        interval_seconds=interval_seconds,
+    )
+    await topics.start()
+    if not topics.all():
+        log.warning("the bucket holds no topic yet", bucket=bucket_name(config))
+    return topics
+
+
+def _watch_cost(config: Config, metrics: Metrics) -> None:
+    if (prices := LIST_PRICES.get(config.backend or "")) is not None:
+        metrics.watch_cost(prices)
+
+
+def _handlers(
+    archive: Archive,
+    own: EndpointSettings,
+    *,
+    topics: ServedTopics,
+    partitions: ServedPartitions,
+    cache: ReadCache,
+    server: GatewayServer,
+    groups: KeptGroups | None,
+    metrics: Metrics,
+) -> RequestHandlers:
+    """Return what answers each kind of request."""
+    nodes: Nodes = SoleNode.at(own.advertised_host, own.advertised_port) if groups is None else groups.leases
+    return RequestHandlers(
+        cluster=ClusterAnswers(
+            topics,
+            partitions,
+            nodes,
+            versions=ADVERTISED if groups is None else ADVERTISED_WITH_GROUPS,
+        ),
+        offsets=OffsetAnswers(topics, partitions, archive.records, own, history=archive.history),
+        fetch=FetchAnswers(
+            topics,
+            partitions,
+            PartitionReader(cache.hydrator, archive.manifests.spillovers),
+            own,
+            budget=server.budget,
+            history=archive.history,
+            on_topic=metrics.readers.count_topic,
+            bytes_max=lambda: _answer_bytes(server.rates),
+        ),
+        description=DescriptionAnswers(topics, partitions, own, nodes),
+        refusals=Refusals(own),
+        groups=None if groups is None else GroupAnswers(topics, groups.coordinator, nodes),
+    )
 
 
 def cluster_of_groups(topics: ServedTopics, from_cluster: str | None) -> str:
@@ -379,7 +436,7 @@ def _advertised(config: Config) -> tuple[str, int]:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
+def stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
     """Let SIGTERM and SIGINT set *stop* for the time of the context; there is no reload."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -11,10 +11,11 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import structlog
@@ -35,10 +36,12 @@ from tieringd.config import Config
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
-from tieringd.daemon.gateway_service import Gateway, ReadCache, gateway_of
+from tieringd.daemon.gateway_service import Gateway, gateway_of
 from tieringd.daemon.housekeeping_jobs import HousekeepingParts, housekeeping_of
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.daemon.ownership_check import ArchiveCheck, note_host
+from tieringd.daemon.read_cache import ReadCache
+from tieringd.daemon.workers.gateway_workers import GatewayWorkers, gateway_with_workers
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.metrics import Metrics
@@ -107,13 +110,25 @@ class DaemonParts:
     disks: DiskParts
     writer_id: str
     housekeeping: HousekeepingParts
-    gateway: Gateway | None = None
+    gateway: Gateway | GatewayWorkers | None = None
     """None unless it is enabled."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerWay:
+    """How workers of the gateway are started, and where their words go."""
+
+    command: Sequence[str] = ()
+    """Starts a worker."""
+    on_logged: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+    """Gets the level and the fields of each warning and error of a worker."""
+
+
 @asynccontextmanager
-async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonParts]:
-    """Build a daemon's parts; nothing runs yet."""
+async def assembled(
+    config: Config, metrics: Metrics, *, workers: WorkerWay | None = None
+) -> AsyncIterator[DaemonParts]:
+    """Build a daemon's parts; nothing runs yet. Without *workers*, the gateway cannot have any."""
     # Each process has a new id, so objects that a killed daemon left behind are never overwritten.
     writer_id = secrets.token_hex(8)
     await asyncio.to_thread(note_first_start, config)
@@ -155,13 +170,14 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
                 reconciler=reconciler,
                 writer_id=writer_id,
             )
-            async with gateway_of(
+            async with _gateway(
                 config,
                 archive,
+                workers,
                 broker=broker,
                 reconciler=reconciler,
                 cache=cache,
-                may_produce=lambda: disks.degraded is None or not disks.degraded.is_refusing,
+                disks=disks,
                 metrics=metrics,
             ) as gateway:
                 yield DaemonParts(
@@ -178,6 +194,51 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
                 )
 
 
+@asynccontextmanager
+async def _gateway(
+    config: Config,
+    archive: Archive,
+    workers: WorkerWay | None,
+    *,
+    broker: Broker,
+    reconciler: Reconciler,
+    cache: ReadCache | None,
+    disks: DiskParts,
+    metrics: Metrics,
+) -> AsyncIterator[Gateway | GatewayWorkers | None]:
+    """Build the gateway where it is enabled, in this process or with workers."""
+
+    def may_produce() -> bool:
+        return disks.degraded is None or not disks.degraded.is_refusing
+
+    if cache is None:
+        yield None
+    elif config.gateway.workers and workers is not None:
+        async with gateway_with_workers(
+            config,
+            archive,
+            workers.command,
+            broker=broker,
+            reconciler=reconciler,
+            cache=cache,
+            may_produce=may_produce,
+            on_logged=workers.on_logged,
+            metrics=metrics,
+        ) as with_workers:
+            yield with_workers
+    else:
+        async with gateway_of(
+            config,
+            archive,
+            broker=broker,
+            reconciler=reconciler,
+            cache=cache,
+            may_produce=may_produce,
+            metrics=metrics,
+        ) as gateway:
+            yield gateway
+
+
 def apply_config(config: Config, parts: DaemonParts) -> None:
     """Let running parts use *config*, as far as it can change while they run."""
     parts.archive.store.set_limits(store_limits(config))
@@ -188,7 +249,7 @@ def apply_config(config: Config, parts: DaemonParts) -> None:
     parts.disks.set_config(config)
     parts.housekeeping.set_config(config)
     if parts.gateway is not None:
-        parts.gateway.cache.set_config(config)
+        parts.gateway.set_config(config)
 
 
 def upload_limits(config: Config) -> UploadLimits:

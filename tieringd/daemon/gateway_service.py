@@ -1,107 +1,27 @@
-"""
-The read gateway of a daemon: its cache, its reader and its listener, built and run together.
-
-`keeper_settings` and `hydration_limits` turn the configuration into the settings of the chunk cache's parts.
-"""
+"""The read gateway of a daemon: its reader and its listener, built and run together."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.broker.base import Broker
-from tieringd.cache.cache_directory import CacheDirectory
-from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive
 from tieringd.daemon.gateway_tls import GatewayTls
+from tieringd.daemon.read_cache import ReadCache
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
-from tieringd.policies.cache_trim import TrimLimits
-from tieringd.policies.disk_areas import divide_disk
-from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
-from tieringd.reading.hydrator import HydrationLimits, Hydrator
-from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
-from tieringd.space.space_manager import area_settings
 from tieringd.storage.store_opening import bucket_name
-
-
-def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> KeeperSettings:
-    """
-    Return how large the cache may be on a disk of *disk_bytes*, and how often that is checked.
-
-    *has_logs* says whether log directories are on the same disk. While space management is enabled, the
-    space manager subtracts what the logs have taken of the cache's area.
-    """
-    areas = divide_disk(disk_bytes, area_settings(config), has_logs=has_logs, has_cache=True)
-    return KeeperSettings(
-        TrimLimits(
-            size_bytes=areas.cache_bytes,
-            objects=config.cloud_storage_cache_max_objects,
-            min_free_bytes=config.storage_min_free_bytes,
-            threshold_percent_size=config.cloud_storage_cache_trim_threshold_percent_size,
-            threshold_percent_objects=config.cloud_storage_cache_trim_threshold_percent_objects,
-            carryover_bytes=config.cloud_storage_cache_trim_carryover_bytes,
-        ),
-        check_interval_seconds=config.cloud_storage_cache_check_interval_ms / 1000,
-    )
-
-
-def hydration_limits(config: Config) -> HydrationLimits:
-    """Return how segments are cut into chunks and fetched."""
-    return HydrationLimits(
-        chunk_bytes=config.cloud_storage_cache_chunk_size, is_whole=config.cloud_storage_disable_chunk_reads
-    )
-
-
-class ReadCache:
-    """The chunk cache and the parts that fill it."""
-
-    def __init__(self, config: Config, archive: Archive, metrics: Metrics) -> None:
-        self._config = config
-        directory = config.cache_directory
-        self._has_logs = _is_one_disk(directory, config)
-        cache = CacheDirectory(
-            directory,
-            now_ms=wall_clock_ms,
-            buckets=config.cloud_storage_cache_num_buckets,
-            walk_concurrency=config.cloud_storage_cache_trim_walk_concurrency,
-        )
-        open_chunks = OpenChunks(config.chunk_eviction, now=time.monotonic, metrics=metrics.cache)
-        self.keeper = CacheKeeper(cache, open_chunks, settings=self._settings(config), metrics=metrics.cache)
-        self.hydrator = Hydrator(
-            archive.store, self.keeper, limits=hydration_limits(config), metrics=metrics.cache
-        )
-        archive.manifests.spillovers.use_files(CachedFiles(self.keeper))
-
-    def set_config(self, config: Config) -> None:
-        """Use *config* from now on, as far as it can change."""
-        self.keeper.set_settings(self._settings(config))
-        self.keeper.open_chunks.limits = config.chunk_eviction
-        self.keeper.directory.walk_concurrency = config.cloud_storage_cache_trim_walk_concurrency
-        self.hydrator.set_limits(hydration_limits(config))
-
-    def tasks(self, on_failure: Callable[[str], None]) -> Sequence[Coroutine[None, None, None]]:
-        """Return what the cache runs until it is cancelled. *on_failure* is that of `restarted`."""
-        return (
-            restarted("cache_keeper", self.keeper.run, on_failure=on_failure),
-            restarted("hydrator", self.hydrator.run, on_failure=on_failure),
-        )
-
-    def _settings(self, config: Config) -> KeeperSettings:
-        found = os.statvfs(_existing(config.cache_directory))
-        return keeper_settings(config, disk_bytes=found.f_blocks * found.f_frsize, has_logs=self._has_logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +34,10 @@ class Gateway:
     """Renews certificates while the gateway runs."""
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
+
+    def set_config(self, config: Config) -> None:
+        """Use *config* from now on, as far as it can change."""
+        self.cache.set_config(config)
 
     async def listen(self) -> None:
         """
@@ -135,6 +59,13 @@ class Gateway:
             await self.server.watch()
 
 
+def readable_partitions_of(archive: Archive, *, broker: Broker, reconciler: Reconciler) -> ReadablePartitions:
+    """Return what this daemon knows of its broker's partitions."""
+    return ReadablePartitions(
+        reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
+    )
+
+
 @asynccontextmanager
 async def gateway_of(
     config: Config,
@@ -142,19 +73,13 @@ async def gateway_of(
     *,
     broker: Broker,
     reconciler: Reconciler,
-    cache: ReadCache | None,
+    cache: ReadCache,
     may_produce: Callable[[], bool],
     metrics: Metrics,
-) -> AsyncIterator[Gateway | None]:
-    """Build the gateway where it is enabled, and close it at the end."""
-    if cache is None:
-        yield None
-        return
-
+) -> AsyncIterator[Gateway]:
+    """Build a gateway that serves in this process, and close it at the end."""
     answers = RemoteAnswers(
-        ReadablePartitions(
-            reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
-        ),
+        readable_partitions_of(archive, broker=broker, reconciler=reconciler),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,
@@ -178,6 +103,29 @@ async def gateway_of(
         await server.close()
         await answers.close()
         await cache.hydrator.close()
+
+
+def divided(settings: GatewaySettings, workers: int) -> GatewaySettings:
+    """
+    Return the settings of one of *workers*: an equal part of each limit, so that all keep it together.
+
+    The limit of connections stays whole: the workers count them together.
+    """
+
+    def part(limit: int | None) -> int | None:
+        return None if limit is None else max(1, limit // workers)
+
+    per_host = settings.max_connections_per_host or max(1, settings.max_connections // 2)
+    dollars = settings.principal_dollars_per_day
+    return replace(
+        settings,
+        max_connections_per_host=max(1, per_host // workers),
+        buffered_bytes=settings.buffered_bytes // workers,
+        archive_bytes_per_second=part(settings.archive_bytes_per_second),
+        client_archive_bytes_per_second=part(settings.client_archive_bytes_per_second),
+        principal_bytes_per_second=part(settings.principal_bytes_per_second),
+        principal_dollars_per_day=None if dollars is None else dollars / workers,
+    )
 
 
 def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
@@ -205,14 +153,3 @@ def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
         principal_dollars_per_day=gateway.principal_store_dollars_per_day,
         slow_fetch_seconds=gateway.slow_fetch_ms / 1000,
     )
-
-
-def _existing(path: Path) -> Path:
-    """Return *path*, or the nearest existing directory above it."""
-    return next(one for one in (path, *path.parents) if one.exists())
-
-
-def _is_one_disk(directory: Path, config: Config) -> bool:
-    """Say whether a log directory is on the filesystem of *directory*."""
-    device = _existing(directory).stat().st_dev
-    return any(_existing(one).stat().st_dev == device for one in config.broker.log_dirs)

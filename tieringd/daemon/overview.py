@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +19,7 @@ from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.daemon.operator_tasks import Seen, Task, tasks
 from tieringd.daemon.recent_errors import FoldedError, RecentErrors
+from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.metrics import Metrics
 from tieringd.metrics.partition_figures import PartitionFigures, by_labels
 from tieringd.space.space_manager import SpaceManager
@@ -110,6 +111,8 @@ class Overview:
     cache_limit_bytes: int
     uploads: tuple[UploadLine, ...]
     errors: tuple[FoldedError, ...]
+    workers: tuple[WorkerStatus, ...]
+    """The processes that serve the gateway's clients; none where the daemon itself does."""
 
 
 class OverviewMaker:
@@ -124,7 +127,10 @@ class OverviewMaker:
         store: ResilientStore,
         space: SpaceManager,
         errors: RecentErrors,
+        workers: Callable[[], tuple[WorkerStatus, ...]] = tuple,
     ) -> None:
+        """Keep the arguments. *workers* returns the status of each worker of the gateway."""
+        self._workers = workers
         self._facts = facts
         self._metrics = metrics
         self._reconciler = reconciler
@@ -187,6 +193,7 @@ class OverviewMaker:
             cache_limit_bytes=int(metrics.cache.limit_bytes._value.get()),  # noqa: SLF001
             uploads=uploads,
             errors=tuple(self._errors.folded()),
+            workers=self._workers(),
         )
 
     def _disks(self) -> Iterator[DiskLine]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -94,11 +94,13 @@ class RecentErrors:
 
     def __call__(self, _logger: object, name: str, event: EventDict) -> EventDict:
         """Remember *event* if it is a warning or an error, and pass it on."""
-        if (level := _LEVELS.get(name)) is not None:
-            self._note(level, event)
+        self.note(name, event)
         return event
 
-    def _note(self, level: str, event: EventDict) -> None:
+    def note(self, name: str, event: Mapping[str, Any]) -> None:
+        """Remember *event* of the level *name* if it is a warning or an error."""
+        if (level := _LEVELS.get(name)) is None:
+            return
         now, text = self._now(), str(event.get("event", ""))
         seen = self._seen.pop(text, None) or _Seen(level)
         self._seen[text] = seen
@@ -133,7 +135,7 @@ class RecentErrors:
         return sorted(found, key=lambda one: one.seconds_ago)
 
 
-def _place(event: EventDict) -> str:
+def _place(event: Mapping[str, Any]) -> str:
     topic, partition = event.get("topic"), event.get("partition")
     if topic is not None and partition is not None:
         return f"{topic}-{partition}"

@@ -106,6 +106,26 @@ def _document(seen: Overview) -> Iterator[str]:
         nothing="Not measured yet.",
     )
     yield f'<p class="faint">Chunk cache: {size(seen.cache_bytes)} of {size(seen.cache_limit_bytes)}.</p>'
+    if seen.workers:
+        yield "<h2>Workers of the gateway</h2>"
+        yield _table(
+            "workers",
+            ("worker", "state", "connections", "since", "restarts", "last end"),
+            (
+                (
+                    str(one.number),
+                    '<span class="good">serves</span>'
+                    if one.is_serving
+                    else '<span class="bad">does not serve</span>',
+                    str(one.connections),
+                    duration(one.seconds),
+                    str(one.restarts),
+                    escape(one.last_end),
+                )
+                for one in seen.workers
+            ),
+            nothing="None.",
+        )
     yield "<h2>Uploads in flight</h2>"
     yield _table(
         "uploads",

@@ -20,7 +20,7 @@ import structlog
 
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.gateway.archive_answers import PartitionKey
-from tieringd.gateway.readable_partitions import ReadablePartition, ReadablePartitions
+from tieringd.gateway.known_partitions import KnownPartitions, ReadablePartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.chunk_layout import part_holding
 from tieringd.reading.history import History
@@ -94,7 +94,7 @@ class ArchiveReads:
 
     def __init__(
         self,
-        partitions: ReadablePartitions,
+        partitions: KnownPartitions,
         reader: PartitionReader,
         history: History,
         *,

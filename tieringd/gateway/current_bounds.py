@@ -79,8 +79,14 @@ class CurrentBounds:
     async def of(
         self, partition: TopicIdPartition, local: LocalLog, *, since: float = -math.inf
     ) -> LogBounds | None:
+        """Return the bounds as `told_of` does, without their time."""
+        return (await self.told_of(partition, local, since=since))[1]
+
+    async def told_of(
+        self, partition: TopicIdPartition, local: LocalLog, *, since: float = -math.inf
+    ) -> tuple[float, LogBounds | None]:
         """
-        Return the bounds of a log that the broker leads; None if it only follows.
+        Return when the broker was asked, and the bounds of a log that it leads; None if it only follows.
 
         The broker was asked at *since* or later, and in the last second before the call. The question goes on
         if the caller is cancelled: the next caller has its answer.
@@ -104,7 +110,7 @@ class CurrentBounds:
             raise StorageUnavailable(
                 f"the broker does not tell the bounds of {partition} now: {told.bounds}"
             ) from told.bounds
-        return told.bounds
+        return told.at, told.bounds
 
     async def close(self) -> None:
         """End all questions. The bounds of further partitions are not known."""

@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 import structlog
@@ -44,10 +43,20 @@ from tieringd.broker.base import Broker
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.gateway.current_bounds import CurrentBounds
+from tieringd.gateway.known_partitions import (
+    KnownPartitions,
+    PartitionName,
+    PublishedNames,
+    ReadablePartition,
+    TopicNames,
+    hidden_in,
+    name_of,
+    with_noted,
+)
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
-from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.pinning import Pin
 from tieringd.reading.history import History
 from tieringd.storage.single_flight import SingleFlight
@@ -70,30 +79,6 @@ RETRY_SECONDS: Final = 1.0
 """How long to wait after a failed look-up."""
 _AT_ONCE: Final = 16
 """How many look-ups may wait for the store at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadablePartition:
-    """What is known of one partition."""
-
-    manifest: PartitionManifest
-    bounds: LogBounds | None
-    """The bounds of the broker's own log, as it told them in the last second; None if it only follows."""
-    pins: tuple[Pin, ...] = ()
-    """Segments that the broker has deleted and that this daemon still holds, until they are archived."""
-    deleted_before: int = 0
-    """
-    A user has deleted the records before it.
-
-    Clients of the gateway are not served them, also before the manifest is read that says so.
-    """
-
-    def is_pinned(self, offset: int) -> bool:
-        """Say whether a pin holds *offset*: the archive will have it."""
-        return offset >= self.deleted_before and any(
-            not pin.is_stray and pin.segment.base_offset <= offset < (pin.segment.next_offset or 0)
-            for pin in self.pins
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +113,21 @@ class ReadablePartitions:
         self._manifests = manifests
         self._now = now
         self._snapshot: BrokerSnapshot | None = None
-        self._seen: set[_Name] = set()
-        self._by_name: dict[_Name, TopicIdPartition] = {}
+        self._seen: set[PartitionName] = set()
+        self._by_name: dict[PartitionName, TopicIdPartition] = {}
         self._leaderships: dict[TopicIdPartition, Leadership] = {}
         self._last_led: dict[TopicIdPartition, int] = {}
         """The last leader epoch under which the broker was seen to lead each readable partition."""
         self._pins: dict[TopicIdPartition, tuple[Pin, ...]] = {}
         self._manifest_reads: dict[TopicIdPartition, _ManifestRead] = {}
         self._deletions: dict[TopicIdPartition, tuple[RecordDeletion, ...]] = {}
-        self._unseen_until: dict[_Name, float] = {}
+        self._unseen_until: dict[PartitionName, float] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
 
     def may_have(self, topic: str | UUID, number: int) -> bool:
         """Say whether the archive of a partition may be readable here. An unseen partition's may be."""
         self._refresh()
-        name = _name(topic, number)
+        name = name_of(topic, number)
         return name in self._by_name or name not in self._seen
 
     @property
@@ -154,7 +139,7 @@ class ReadablePartitions:
     def identified(self, topic: str | UUID, number: int) -> TopicIdPartition | None:
         """Return a partition whose archive may be read, or None if it may not be read or was not seen."""
         self._refresh()
-        return self._by_name.get(_name(topic, number))
+        return self._by_name.get(name_of(topic, number))
 
     def last_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
         """Return the manifest that a partition's archiver in this daemon knows; None without one."""
@@ -168,25 +153,22 @@ class ReadablePartitions:
             manifest = self._manifest_reads[partition].stored.manifest
         return self._hidden_in(manifest, partition) if manifest is not None else 0
 
-    def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
-        """
-        Hide what *deletion* deletes, from now on until this process ends.
+    async def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
+        """See `KnownPartitions`."""
+        self.hide(partition, deletion)
 
-        Records of later leader epochs are never hidden.
-        """
-        noted = self._deletions.get(partition, ())
-        others = (
-            one
-            for one in noted
-            if one.before_offset > deletion.before_offset or one.leader_epoch > deletion.leader_epoch
-        )
-        self._deletions[partition] = (*others, deletion)
+    def hide(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
+        """Hide what *deletion* deletes, from now on until this process ends."""
+        self._deletions[partition] = with_noted(self._deletions.get(partition, ()), deletion)
+
+    @property
+    def noted_deletions(self) -> Mapping[TopicIdPartition, tuple[RecordDeletion, ...]]:
+        """Return what clients of the gateway have deleted since the start."""
+        return self._deletions
 
     def _hidden_in(self, manifest: PartitionManifest, partition: TopicIdPartition) -> int:
         """Return the offset before which *manifest* has deleted records: recorded ones and noted ones."""
-        for one in self._deletions.get(partition, ()):
-            manifest = manifest.with_deletion(one)
-        return manifest.deleted_before
+        return hidden_in(manifest, self._deletions.get(partition, ()))
 
     async def leader_epoch(self, topic: str | UUID, number: int) -> int | None:
         """
@@ -207,19 +189,15 @@ class ReadablePartitions:
         return None if found is None else found.manifest.leader_epoch
 
     async def record_deletion(self, found: ReadablePartition, deletion: RecordDeletion) -> ReadablePartition:
-        """
-        Record in the bucket what the broker beside this gateway has deleted. Returns what is known then.
-
-        The deletion names what `leader_epoch` returned before the broker got the request. Brokers that have
-        led since may have other records at these offsets, and no client has deleted those.
-
-        Raises:
-            StorageUnavailable: The deletion is not known to be recorded. Calling again is safe.
-            StorageError: An operator must act.
-            FencedError: The archive is closed, and never changes again.
-            CorruptDataError: A manifest is damaged.
-        """
+        """See `KnownPartitions`."""
         partition = found.manifest.partition
+        manifest = await self.record_in_bucket(partition, deletion)
+        return replace(found, manifest=manifest, deleted_before=self._hidden_in(manifest, partition))
+
+    async def record_in_bucket(
+        self, partition: TopicIdPartition, deletion: RecordDeletion
+    ) -> PartitionManifest:
+        """Record a deletion; return the manifest as it is stored now. Raises as `record_deletion` does."""
         stored = await delete_archived(self._manifests, partition, deletion, now_ms=self._now_ms)
         log.info(
             "a client has deleted records; the deletion is recorded in the bucket",
@@ -228,9 +206,7 @@ class ReadablePartitions:
             before_offset=deletion.before_offset,
             archive_start_offset=stored.existing.start_offset,
         )
-        return replace(
-            found, manifest=stored.existing, deleted_before=self._hidden_in(stored.existing, partition)
-        )
+        return stored.existing
 
     async def find(
         self, topic: str | UUID, number: int, *, since: float = -math.inf
@@ -244,7 +220,7 @@ class ReadablePartitions:
             StorageUnavailable: It may have an archive, whose content is unknown now.
             CorruptDataError: Its manifest is damaged.
         """
-        name = _name(topic, number)
+        name = name_of(topic, number)
         snapshot = await self._snapshot_with(name, f"{topic}-{number}")
         partition = self._by_name.get(name)
         if partition is None:
@@ -252,20 +228,23 @@ class ReadablePartitions:
         pins = self._pins.get(partition, ())
         leadership = self._leaderships.get(partition)
         bounds = snapshot.wanted[leadership].bounds if leadership is not None else None
+        as_of = self._now()
         if self._bounds is not None:
-            bounds = await self._bounds.of(partition, self._local_log(partition), since=since)
+            as_of, bounds = await self._bounds.told_of(partition, self._local_log(partition), since=since)
         if leadership is not None:
             manifest = self._reconciler.last_manifest(leadership)
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
-                return ReadablePartition(manifest, bounds, pins, self._hidden_in(manifest, partition))
+                hidden = self._hidden_in(manifest, partition)
+                return ReadablePartition(manifest, bounds, pins, hidden, as_of)
         read = self._manifest_reads.get(partition)
         if read is None or read.at < max(since, self._now() - FRESH_SECONDS):
             read = await self._read_manifest(partition, read)
         manifest = read.stored.manifest
         if manifest is None:
             return None
-        return ReadablePartition(manifest, bounds, pins, self._hidden_in(manifest, partition))
+        hidden = self._hidden_in(manifest, partition)
+        return ReadablePartition(manifest, bounds, pins, hidden, min(as_of, read.at))
 
     def _local_log(self, partition: TopicIdPartition) -> LocalLog:
         """Return the log of a partition on this broker; without segments where no round reads them."""
@@ -279,7 +258,7 @@ class ReadablePartitions:
         if self._bounds is not None:
             await self._bounds.close()
 
-    async def _snapshot_with(self, name: _Name, text: str) -> BrokerSnapshot:
+    async def _snapshot_with(self, name: PartitionName, text: str) -> BrokerSnapshot:
         """Return the last snapshot, once it includes *name*. Scans are brought forward for it."""
         self._refresh()
         if name not in self._seen and self._unseen_until.get(name, -math.inf) <= self._now():
@@ -293,7 +272,7 @@ class ReadablePartitions:
             )
         return self._snapshot
 
-    async def _await_scan_of(self, name: _Name) -> None:
+    async def _await_scan_of(self, name: PartitionName) -> None:
         """Bring scans forward until one sees *name*. Remember the name if all of them missed it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SCAN_WAIT_SECONDS):
@@ -309,8 +288,8 @@ class ReadablePartitions:
         """Return the manifest that the bucket holds now, or None if there is no archive."""
         return (await self._manifests.load(partition)).manifest
 
-    def archived_here(self) -> tuple[PartitionManifest, ...]:
-        """Return the manifest of every readable partition that this daemon archives."""
+    async def archived_bytes(self) -> Mapping[tuple[str, int], int]:
+        """See `KnownPartitions`."""
         self._refresh()
         readable = set(self._by_name.values())
         found = (
@@ -318,7 +297,26 @@ class ReadablePartitions:
             for partition, leadership in self._leaderships.items()
             if partition in readable
         )
-        return tuple(manifest for manifest in found if manifest is not None)
+        return {
+            (one.partition.topic, one.partition.partition): one.size_bytes for one in found if one is not None
+        }
+
+    def published(self) -> PublishedNames | None:
+        """Return the partitions on this broker's disks, for workers; None before the first scan."""
+        self._refresh()
+        snapshot = self._snapshot
+        if snapshot is None:
+            return None
+        numbers: dict[tuple[str, str], list[int]] = {}
+        for local in snapshot.local:
+            numbers.setdefault((local.topic_partition.topic, local.topic_id), []).append(
+                local.topic_partition.partition
+            )
+        topics = (
+            TopicNames(topic, topic_id, snapshot.topics[topic].remote_read, tuple(sorted(found)))
+            for (topic, topic_id), found in sorted(numbers.items())
+        )
+        return PublishedNames(snapshot.cluster, tuple(topics))
 
     async def _read_manifest(self, partition: TopicIdPartition, known: _ManifestRead | None) -> _ManifestRead:
         at = self._now()
@@ -335,7 +333,10 @@ class ReadablePartitions:
         self._seen, self._by_name, self._local = set(), {}, {}
         for local in snapshot.local:
             topic, number = local.topic_partition.topic, local.topic_partition.partition
-            names = (_Name(topic, number, is_id=False), _Name(local.topic_id, number, is_id=True))
+            names = (
+                PartitionName(topic, number, is_id=False),
+                PartitionName(local.topic_id, number, is_id=True),
+            )
             self._seen.update(names)
             if snapshot.topics[topic].remote_read:
                 partition = TopicIdPartition(snapshot.cluster, topic, local.topic_id, number)
@@ -355,21 +356,6 @@ class ReadablePartitions:
         }
         if readable != self._readable.keys():
             self._readable = dict.fromkeys(readable)
-
-
-class _Name(NamedTuple):
-    """A partition as a client calls it. A topic may have the id of another topic as its name."""
-
-    topic: str
-    number: int
-    is_id: bool
-
-
-def _name(topic: str | UUID, number: int) -> _Name:
-    """Return the name, with an id in the form that the archive uses."""
-    if isinstance(topic, UUID):
-        return _Name(urlsafe_b64encode(topic.bytes).decode().rstrip("="), number, is_id=True)
-    return _Name(topic, number, is_id=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +381,7 @@ class LogStarts:
 
     def __init__(
         self,
-        partitions: ReadablePartitions,
+        partitions: KnownPartitions,
         records: RecordReader,
         history: History,
         *,

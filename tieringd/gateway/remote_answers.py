@@ -42,7 +42,8 @@ from tieringd.gateway.archive_answers import (
     listed_in,
 )
 from tieringd.gateway.archive_reads import ArchiveRead, ArchiveReads
-from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
+from tieringd.gateway.known_partitions import KnownPartitions, ReadablePartition
+from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts
 from tieringd.metrics.readers import Source
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.epoch_history import end_offset_for
@@ -80,7 +81,7 @@ class RemoteAnswers:
 
     def __init__(
         self,
-        partitions: ReadablePartitions,
+        partitions: KnownPartitions,
         reader: PartitionReader,
         *,
         records: RecordReader,
@@ -290,7 +291,10 @@ class RemoteAnswers:
             deletions[key] = RecordDeletion(before_offset, epoch) if isinstance(epoch, int) else epoch
             partition, deletion = self._partitions.identified(*key), deletions[key]
             if partition is not None and isinstance(deletion, RecordDeletion):
-                self._partitions.note_deletion(partition, deletion)
+                try:
+                    await self._partitions.note_deletion(partition, deletion)
+                except TieringError as error:
+                    deletions[key] = error
         return await _side_by_side(deletions, self._start_after)
 
     async def _start_after(
@@ -306,18 +310,14 @@ class RemoteAnswers:
                 f"{found.manifest.partition} had no archive yet when its records were deleted"
             )
         # The partition may have been unknown before `find`.
-        self._partitions.note_deletion(found.manifest.partition, deletion)
+        await self._partitions.note_deletion(found.manifest.partition, deletion)
         return await self._log_starts.first_offset(await self._partitions.record_deletion(found, deletion))
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
         """See `ArchiveAnswers`."""
         if self._bucket is None:
             return ()
-        sizes = {
-            (manifest.partition.topic, manifest.partition.partition): manifest.size_bytes
-            for manifest in self._partitions.archived_here()
-        }
-        return (RemoteLogDir(f"remote://{self._bucket}", sizes),)
+        return (RemoteLogDir(f"remote://{self._bucket}", await self._partitions.archived_bytes()),)
 
 
 async def _side_by_side(

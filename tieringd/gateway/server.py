@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from tieringd.errors import ConfigError, ProtocolViolation
+from tieringd.errors import ProtocolViolation
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import (
     SLOW_BYTES_PER_SECOND,
@@ -31,6 +31,7 @@ from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.proxy_header import proxied_host
 from tieringd.gateway.read_rates import ReadRates
 from tieringd.gateway.reader_records import ReaderRecords
+from tieringd.gateway.shared_port import SharedPort, listening_socket
 from tieringd.gateway.sockets import accepted, prepare
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import ReaderCounts
@@ -39,7 +40,6 @@ from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
 
-_BACKLOG: Final = 1024
 _SLOW_CHECKS: Final = 6
 """How many times a slow client is checked before its connection is closed."""
 _PATIENCE_WITH_RESPONSES: Final = 10
@@ -105,12 +105,15 @@ class GatewayServer:
         ] = Connection,
         on_failure: Callable[[str], None] = lambda _: None,
         readers: ReaderCounts | None = None,
+        port: SharedPort | None = None,
     ) -> None:
         """
         Keep the arguments. *on_failure* gets the name of a task that failed by a defect, for a metric.
 
-        *readers* counts the fetches, and tells what requests to the object store cost.
+        *readers* counts the fetches, and tells what requests to the object store cost. With *port* other
+        workers accept clients of the same port, and the limit of connections is one for all of them.
         """
+        self._port = port
         self._settings = settings
         self._on_failure = on_failure
         self._connect = connect
@@ -186,21 +189,12 @@ class GatewayServer:
             ConfigError: The address cannot be listened on.
         """
         settings = self._settings
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        try:
-            self._listener = socket.create_server(
-                (settings.host, settings.port),
-                family=family,
-                backlog=_BACKLOG,
-                reuse_port=settings.reuse_port,
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"the gateway cannot listen on {settings.host}:{settings.port}: {error}",
-                hint="Choose an address of this machine and a free port",
-            ) from error
-        self._listener.setblocking(False)
+        if self._port is None:
+            self._listener = listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
+        else:
+            self._listener = self._port.listener
         listener = self._listener
+        self._note_connections()
         self._serving = tuple(
             self._spawn(restarted(name, run, on_failure=self._on_failure))
             for name, run in (
@@ -240,21 +234,35 @@ class GatewayServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _note_connections(self) -> None:
+        """Tell the other workers of the port how many clients this one has."""
+        if self._port is not None:
+            self._port.counts.set_own(self.open_connections)
+
+    @property
+    def _all_connections(self) -> int:
+        """Return how many clients are connected to this port."""
+        return self.open_connections if self._port is None else self._port.counts.total
+
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, address = await loop.sock_accept(listener)
+                if self._port is None:
+                    sock, address = await loop.sock_accept(listener)
+                else:
+                    sock, address = await self._port.accept()
             except OSError as error:
                 log.warning("the gateway cannot take a client", error=str(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             host = address[0]
-            if self._settings.proxy_protocol and self.open_connections < self._settings.max_connections:
+            if self._settings.proxy_protocol and self._all_connections < self._settings.max_connections:
                 self._shaking += 1
                 self._spawn(self._introduce(sock, host))
             else:
                 self._take(sock, host)
+            self._note_connections()
 
     async def _introduce(self, sock: socket.socket, balancer: str) -> None:
         """Take a client whose address its load balancer tells."""
@@ -277,10 +285,12 @@ class GatewayServer:
             raise
         finally:
             self._shaking -= 1
+            self._note_connections()
         self._take(sock, host)
+        self._note_connections()
 
     def _take(self, sock: socket.socket, host: str) -> None:
-        is_full = self.open_connections >= self._settings.max_connections
+        is_full = self._all_connections >= self._settings.max_connections
         if is_full or self._hosts[host] >= self._host_limit:
             self.counters.refused_connections += 1
             sock.close()
@@ -330,7 +340,9 @@ class GatewayServer:
         finally:
             self._shaking -= 1
             self._leave(host)
+            self._note_connections()
         self._add(encrypted, host)
+        self._note_connections()
 
     def _add(self, sock: socket.socket, host: str) -> None:
         connection = self._connect(sock, host, self._shared, self._on_closed)
@@ -346,6 +358,7 @@ class GatewayServer:
     def _on_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         self._leave(self._host_of.pop(connection))
+        self._note_connections()
         if not self._connections:
             self._is_empty.set()
 

@@ -18,6 +18,8 @@ from tieringd.storage.tls_transport import shaken
 if TYPE_CHECKING:
     from tieringd.gateway.connection import GatewaySettings
 
+BACKLOG: Final = 1024
+"""How many clients the kernel lets wait until they are accepted."""
 _LOCAL_SEND_BYTES: Final = 128 << 10
 """
 The send buffer to a client on this machine, which the kernel doubles. The kernel copies sent bytes.

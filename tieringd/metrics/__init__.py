@@ -30,7 +30,7 @@ from tieringd.metrics.archive_work import (
     ReuploadCounters,
     ScrubMetrics,
 )
-from tieringd.metrics.gateway import GatewayCollector, GatewaySource
+from tieringd.metrics.gateway import GatewayCollector, GatewaySource, WorkerMetrics
 from tieringd.metrics.groups import GroupMetrics
 from tieringd.metrics.health import (
     CertificateCollector,
@@ -368,7 +368,10 @@ class Metrics:
             "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
         )
         self.durations, self.groups = Durations(self.default_page), GroupMetrics(self.default_page)
-        self.readers = ReaderCounts(self.default_page, self.by_topic)
+        self.readers, self.workers = (
+            ReaderCounts(self.default_page, self.by_topic),
+            WorkerMetrics(self.default_page),
+        )
         self._register_sums()
 
     def watch_faults(self, source: FaultsSource) -> None:

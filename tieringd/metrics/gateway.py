@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -64,3 +65,46 @@ class GatewayCollector(Collector):
         counts = gateway.counts
         for name, meaning in self.COUNTERS.items():
             yield CounterMetricFamily(f"tieringd_gateway_{name}", meaning, value=counts[name])
+
+
+class WorkerMetrics(Collector):
+    """The processes that serve the gateway's clients, where it has any."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.wanted = Gauge(
+            "tieringd_gateway_workers_wanted",
+            "Processes that should serve the gateway's clients; 0 where the daemon itself does",
+            registry=registry,
+        )
+        self.serving = Gauge(
+            "tieringd_gateway_workers", "Processes that serve the gateway's clients", registry=registry
+        )
+        self.ends = Counter(
+            "tieringd_gateway_worker_ends",
+            "Workers of the gateway that ended unasked and were replaced, by how they ended",
+            ("how",),
+            registry=registry,
+        )
+        self.all = (self.wanted, self.serving, self.ends)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families that only workers fill."""
+        yield GaugeMetricFamily(
+            "tieringd_gateway_workers_resident_bytes",
+            "Memory of all workers of the gateway together",
+            value=0,
+        )
+        yield CounterMetricFamily(
+            "tieringd_gateway_workers_cpu_seconds",
+            "Processor time of all workers of the gateway together",
+            value=0,
+        )
+
+
+class NoClients:
+    """The figures of a gateway whose clients are served by workers: the workers' are added to these."""
+
+    open_connections = 0
+    buffered_bytes = 0
+    counts: Final = dict.fromkeys(GatewayCollector.COUNTERS, 0)

@@ -15,7 +15,8 @@ belongs to one event loop and never blocks it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -195,6 +196,13 @@ class CacheKeeper:
         self._disk_refuses_until = 0.0
         self._saved_at = self._compared_at = 0.0
         self._problem = ""
+        self.on_evicted: Callable[[Sequence[str]], None] = lambda _: None
+        """Gets the names of files that were evicted: other processes may have them open."""
+
+    @property
+    def _is_paused(self) -> bool:
+        """Say whether puts pause because the disk refused one."""
+        return asyncio.get_running_loop().time() < self._disk_refuses_until
 
     @property
     def is_started(self) -> bool:
@@ -258,25 +266,40 @@ class CacheKeeper:
 
         The caller must end the part in every case: with `settle` once it is published, else with `abandon`.
         """
+        if not await self.reserve(size_bytes):
+            return None
+        try:
+            part = await self._part(name, size_bytes)
+        except BaseException:
+            self.release(size_bytes)
+            raise
+        if part is None:
+            self.release(size_bytes)
+        return part
+
+    async def reserve(self, size_bytes: int) -> bool:
+        """Reserve room for a file of *size_bytes*, or return False if the cache does not take it."""
         now = asyncio.get_running_loop().time()
         reason = ""
         if not await self._start(now):
             reason = "unusable"
-        elif now < self._disk_refuses_until:
+        elif self._is_paused:
             reason = "disk"
         elif not await self._reserve(size_bytes):
             reason = "full"
         if reason:
             self._refuse(reason)
-            return None
-        try:
-            part = await self._part(name, size_bytes)
-        except BaseException:
-            self._accounts.release(size_bytes)
-            raise
-        if part is None:
-            self._accounts.release(size_bytes)
-        return part
+        return not reason
+
+    def release(self, size_bytes: int) -> None:
+        """End a reservation."""
+        self._accounts.release(size_bytes)
+        self._publish()
+
+    async def make_room(self, size_bytes: int) -> None:
+        """Evict as many bytes, because another program filled the disk."""
+        async with self._trimming:
+            await self._evict(await self._plan(TrimDemand(size_bytes, 1, "its disk is full")))
 
     async def publish(self, part: PartFile) -> OpenFile | None:
         """Give a part its final name, or return None if the disk refuses."""
@@ -289,16 +312,14 @@ class CacheKeeper:
 
     def settle(self, part: PartFile) -> None:
         """End a part that was published."""
-        self._accounts.release(part.size_bytes)
-        self._publish()
+        self.release(part.size_bytes)
 
     async def abandon(self, part: PartFile) -> None:
         """Remove a part that was not published, and release its reservation."""
         try:
             await in_thread(part.abandon)
         finally:
-            self._accounts.release(part.size_bytes)
-            self._publish()
+            self.release(part.size_bytes)
 
     async def discard(self, name: str) -> None:
         """Delete a file whose bytes are wrong."""
@@ -314,6 +335,22 @@ class CacheKeeper:
     def touch(self, name: str) -> None:
         """Record that a file is read now."""
         self._accounts.touch(name, accessed_ms=self.directory.now_ms())
+
+    def note_published(self, name: str, size_bytes: int) -> None:
+        """Count a file for which room was reserved, and to which another process has given its name."""
+        self._accounts.add(name, size_bytes, accessed_ms=self.directory.now_ms())
+        self.release(size_bytes)
+
+    def note_discarded(self, name: str) -> None:
+        """Stop counting a file that another process has deleted because its bytes are wrong."""
+        self.open_chunks.forget((name,))
+        self._accounts.remove(name)
+        self._publish()
+
+    def compare_soon(self) -> None:
+        """Compare the accounts with the disk at once: a process ended that may have left files uncounted."""
+        self._compared_at = -math.inf
+        self._hurry.set()
 
     def note_refusal(self, error: LocalFileError) -> None:
         """Record that the disk refused a put: puts pause for a while."""
@@ -382,9 +419,7 @@ class CacheKeeper:
                 )
             except LocalFileError as error:
                 if attempt == 1 and reason_of(error) in _FULL:
-                    # Another program filled the disk: the cache evicts as many bytes as it needs.
-                    async with self._trimming:
-                        await self._evict(await self._plan(TrimDemand(size_bytes, 1, "its disk is full")))
+                    await self.make_room(size_bytes)
                     continue
                 self.note_refusal(error)
                 return None
@@ -442,6 +477,7 @@ class CacheKeeper:
         # A deleted file frees its space on the disk only when it is closed.
         self.open_chunks.forget(names)
         evicted_bytes = await in_thread(self.directory.evict, names)
+        self.on_evicted(names)
         self._metrics.evicted_bytes.inc(evicted_bytes)
         for file in files:
             if not self._accounts.holds(file.name):

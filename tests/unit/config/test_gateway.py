@@ -54,6 +54,19 @@ def test_gateway_is_off_until_it_is_wanted():
             gateway("enabled: true, broker: here"), "gateway.broker: must be host:port", id="no-port"
         ),
         pytest.param(gateway("enabled: true, port: 65536"), "gateway.port: ", id="port-too-high"),
+        pytest.param(gateway("workers: many"), "from 0 to 64, or per-cpu", id="workers-word"),
+        pytest.param(gateway("workers: 65"), "from 0 to 64, or per-cpu", id="workers-too-many"),
+        pytest.param(
+            gateway("workers: 4, max_connections_per_host: 3"),
+            "gateway.workers: is 4, and gateway.max_connections_per_host 3 is not enough for so many",
+            id="workers-without-places",
+        ),
+        pytest.param(
+            gateway("workers: 4, buffer_bytes: 8MiB"),
+            "gateway.workers: is 4, and gateway.buffer_bytes 8388608 is not enough for so many; set it to "
+            "16777216 or more, or have fewer workers",
+            id="workers-without-memory",
+        ),
     ],
 )
 def test_gateway_that_cannot_work_is_refused(text, words):
@@ -113,3 +126,18 @@ def test_faults_beside_a_missing_broker_section_are_told():
     with pytest.raises(ConfigError) as error:
         parse_config("gateway: {port: -1}\n", source="t.yaml", environ={}, needs_broker=False)
     assert [line.split(": ")[1] for line in error.value.problems] == ["state_directory", "gateway.port"]
+
+
+@pytest.mark.parametrize(
+    ("text", "processors", "workers"),
+    [
+        ("workers: 0", 8, 0),
+        ("workers: 3", 1, 3),
+        ("workers: per-cpu", 8, 8),
+        ("workers: per-cpu, max_connections_per_host: 2", 8, 2),
+        ("workers: per-cpu, buffer_bytes: 12MiB", 8, 3),
+    ],
+)
+def test_workers_for_each_processor_are_no_more_than_the_limits_allow(text, processors, workers):
+    """A number is taken as it is; `per-cpu` adapts."""
+    assert parsed(gateway(text)).gateway.worker_count(processors) == workers

@@ -7,7 +7,7 @@ import sys
 
 _HEAPS = """
 import ctypes, sys, threading
-from tieringd.daemon.app import keep_arenas_few
+from tieringd.daemon.heaps import keep_arenas_few
 
 if sys.argv[1] == "few":
     assert keep_arenas_few()

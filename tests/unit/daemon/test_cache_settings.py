@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.config.texts import TIERED, parsed
-from tieringd.daemon.gateway_service import hydration_limits, keeper_settings
+from tieringd.daemon.read_cache import hydration_limits, keeper_settings
 from tieringd.policies.cache_trim import TrimLimits
 
 GIB = 2**30

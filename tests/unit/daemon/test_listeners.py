@@ -10,7 +10,8 @@ from tests.fakes.archive import archive_in
 from tests.fakes.memory_store import MemoryStore
 from tests.support.archive_endpoints import endpoint_config
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
-from tieringd.daemon.gateway_service import Gateway, ReadCache
+from tieringd.daemon.gateway_service import Gateway
+from tieringd.daemon.read_cache import ReadCache
 from tieringd.endpoint.served_manifests import ServedTopics
 from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import ConfigError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 from base64 import urlsafe_b64decode
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,8 @@ from tests.fakes.hydration import Host, running
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.virtual_loop import virtually
+from tieringd.daemon.workers.gateway_workers import partition_handlers
+from tieringd.daemon.workers.link import error_of, error_parts
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch import AskedPartition
@@ -37,6 +40,7 @@ from tieringd.gateway.archive_answers import (
     FetchQuestion,
     ListedOffset,
 )
+from tieringd.gateway.published_partitions import PublishedPartitions
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.model.manifest_parts import RecordDeletion
@@ -46,6 +50,67 @@ from tieringd.reading.partition_reader import PartitionReader
 
 IDENTITY = UUID(bytes=urlsafe_b64decode(TOPIC_ID + "=="))
 FIRST_MS = 1_700_000_000_000
+
+
+PLACES = ("daemon", "worker")
+place = PLACES[0]
+"""Where the answers are made: in the daemon's loop, or in a worker, by what the daemon tells it."""
+
+
+@pytest.fixture(params=PLACES, autouse=True)
+def where(request):
+    """Run each test for both places."""
+    global place  # noqa: PLW0603 all helpers of the test read it
+    place = request.param
+    yield place
+    place = PLACES[0]
+
+
+class Wire:
+    """The link of a worker, in one process: everything that passes is pickled."""
+
+    def __init__(self, handlers):
+        self._handlers = handlers
+
+    async def ask(self, name, *arguments):
+        """Return the daemon's answer, or raise its error, a turn of the loop later."""
+        await asyncio.sleep(0)
+        found = self._handlers[name](*pickle.loads(pickle.dumps(arguments)))
+        try:
+            answer = await found if asyncio.iscoroutine(found) else found
+        except TieringError as error:
+            raise error_of(*pickle.loads(pickle.dumps(error_parts(error)))) from None
+        return pickle.loads(pickle.dumps(answer))
+
+
+def published(partitions: ReadablePartitions, daemon: Daemon) -> PublishedPartitions:
+    """Return what a worker knows of *partitions*, told after each scan."""
+    told = []
+
+    def publish():
+        names = partitions.published()
+        if names is not None and [names] != told[-1:]:
+            told.append(names)
+            worker.set_names(pickle.loads(pickle.dumps(names)))
+
+    async def note_deletion(partition, deletion):
+        partitions.hide(partition, deletion)
+
+    async def tell():
+        while True:
+            await daemon.reconciler.next_scan()
+            publish()
+
+    wire = Wire({**partition_handlers(partitions, publish), "note_deletion": note_deletion})
+    worker = PublishedPartitions(
+        wire,
+        daemon.archive.manifests,
+        names=partitions.published(),
+        deletions={},
+        now=lambda: asyncio.get_running_loop().time(),
+    )
+    worker.telling = asyncio.ensure_future(tell())
+    return worker
 
 
 class Behind:
@@ -60,6 +125,8 @@ class Behind:
             now_ms=daemon.archive.clock,
             broker=daemon.broker,
         )
+        if place == "worker":
+            self.partitions = published(self.partitions, daemon)
         self.host = host
         self.answers = self.made()
 
@@ -213,9 +280,16 @@ async def shortened(daemon, writer, segments=1):
 
 @virtually
 async def test_log_start_is_the_archives_from_the_first_answer_on(tmp_path, store, daemon):
-    """An archive that was never shortened begins with the log: nothing is looked up."""
+    """
+    An archive that was never shortened begins with the log: nothing is looked up in the bucket.
+
+    A worker asks the daemon, and says that the start is unknown until it has the answer.
+    """
     async with serving(tmp_path, store, daemon) as behind:
         requests = len(store.requests)
+        if place == "worker":
+            assert behind.answers.log_start("orders", 1, 3) == readable_partitions.UNKNOWN
+            await asyncio.sleep(0.1)
         assert behind.answers.log_start("orders", 1, 3) == 0
         assert behind.answers.log_start(IDENTITY, 1, 3) == 0
         await asyncio.sleep(1)

@@ -1,0 +1,253 @@
+"""
+How much more do two workers of a gateway serve than one, and at what cost?
+
+`tieringd gateway --archive-only` in front of a directory, with one worker and with two, in turns. All that is
+read is in the chunk cache. The client asks for the same megabytes again and again on eight connections, and
+lets the kernel discard the answers (`MSG_TRUNC`), so that it costs next to nothing and the two processors are
+left to the workers. CPU seconds are those of the daemon and its workers, from /proc. The memory of a worker
+is its VmRSS and its share of unshared pages, before it has served anything and after.
+
+`two_workers_vs_one` needs a machine with nothing else to do. Where other work runs beside it,
+`two_workers_vs_one_by_cpu` is the better estimate: two processors' worth of the CPU that a GiB costs.
+
+The path is the gateway's: connections, frames, cache and `sendfile` are the same beside a broker, where each
+answer needs the broker's permission as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.harness import GIB, Figures, Sample, machine, print_table, write_json
+from tests.fakes.archive import archive_in
+from tests.fakes.log_writer import LogWriter
+from tests.support.archive_endpoints import archive_topic
+from tests.support.daemon import Daemon, run_well, write_config
+from tests.support.kafka_messages import fetch_request, request_frame
+from tieringd.storage.file import FileStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_CONNECTIONS: Final = 8
+_SEGMENTS: Final = 4
+_RECORDS: Final = 64
+_VALUE_BYTES: Final = 256 << 10
+_ANSWER_BYTES: Final = 2 << 20
+_TOPIC: Final = "orders"
+
+
+class _Endpoint(Daemon):
+    arguments = ("gateway", "--archive-only")
+
+
+def _config(directory: Path, workers: int) -> Path:
+    return write_config(
+        directory / f"endpoint{workers}.yaml",
+        {
+            "state_directory": str(directory / f"state{workers}"),
+            "cloud_storage_enabled": True,
+            "cloud_storage_backend": "file",
+            "cloud_storage_file_root": str(directory / "archive"),
+            "cloud_storage_single_writer": True,
+            "cloud_storage_cache_size": 4 << 30,
+            "storage_min_free_bytes": 0,
+            "gateway": {"port": 0, "workers": workers},
+            "admin": {"port": 0},
+        },
+    )
+
+
+async def _make_archive(directory: Path) -> list[int]:
+    """Archive one partition, and return offsets from which to read."""
+    (directory / "archive").mkdir()
+    run_well("archive", "init", "--config", str(_config(directory, 0)))
+    store = FileStore(directory / "archive", prefix="", has_single_writer=True)
+    writer, random = LogWriter(directory / "log", _TOPIC), Random(1)
+    for _ in range(_SEGMENTS):
+        for _ in range(_RECORDS):
+            writer.append(random.randbytes(_VALUE_BYTES))
+        writer.roll()
+    manifest = await archive_topic(writer, archive_in(store))
+    await store.close()
+    return [offset for offset in writer.batch_bases if offset < manifest.next_offset][:-8]
+
+
+class _Reader:
+    """One connection that asks again and again, and discards what comes."""
+
+    def __init__(self, port: int, frames: list[bytes], first: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._frames = frames
+        self._at = first
+        self._buffer = bytearray(2 * _ANSWER_BYTES)
+        self.received_bytes = 0
+
+    def run(self, until: float) -> None:
+        """Read until a monotonic time."""
+        while time.monotonic() < until:
+            self._at = (self._at + 1) % len(self._frames)
+            self._sock.sendall(self._frames[self._at])
+            size = int.from_bytes(self._exactly(4))
+            self._discard(size)
+            self.received_bytes += size
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _exactly(self, size: int) -> bytes:
+        data = self._sock.recv(size, socket.MSG_WAITALL)
+        assert len(data) == size, "the endpoint closed the connection"
+        return data
+
+    def _discard(self, size: int) -> None:
+        left = size
+        while left:
+            # TCP discards what MSG_TRUNC receives, without a copy.
+            got = self._sock.recv_into(self._buffer, left, socket.MSG_TRUNC | socket.MSG_WAITALL)
+            assert got, "the endpoint closed the connection"
+            left -= got
+
+
+class _Serving:
+    """An endpoint with some workers, and a client with a connection for each reader."""
+
+    def __init__(self, directory: Path, workers: int, offsets: list[int]) -> None:
+        self.daemon = _Endpoint(_config(directory, workers), directory / f"endpoint{workers}.log")
+        self.daemon.launch()
+        self.daemon.until(lambda: self.daemon.events("archive endpoint listens"), "it listens")
+        self.daemon.wait_until_listening()
+        (event,) = self.daemon.events("archive endpoint listens")
+        self.pids = [one["pid"] for one in self.daemon.status()["gateway_workers"]]
+        self.memory_before = [_memory_mib(pid) for pid in self.pids]
+        frames = [
+            request_frame(
+                fetch_request(
+                    12,
+                    {_TOPIC: {0: {"fetch_offset": offset, "partition_max_bytes": _ANSWER_BYTES}}},
+                    max_bytes=_ANSWER_BYTES,
+                    isolation_level=0,
+                )
+            )
+            for offset in offsets
+        ]
+        step = len(frames) // _CONNECTIONS
+        self._readers = []
+        for number in range(_CONNECTIONS):
+            reader = _Reader(event["port"], frames, number * step)
+            reader.run(time.monotonic() + 0.05)  # It is accepted before the next one comes.
+            self._readers.append(reader)
+
+    @property
+    def connections(self) -> list[int]:
+        """Return how many connections each worker has."""
+        return [one["connections"] for one in self.daemon.status()["gateway_workers"]]
+
+    def read(self, seconds: float) -> Sample:
+        """Read for some seconds on all connections."""
+        before = sum(each.received_bytes for each in self._readers)
+        cpu_before, began = self._cpu_seconds(), time.monotonic()
+        threads = [threading.Thread(target=each.run, args=(began + seconds,)) for each in self._readers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.monotonic() - began
+        received = sum(each.received_bytes for each in self._readers) - before
+        return Sample(took, self._cpu_seconds() - cpu_before, received / GIB)
+
+    def close(self) -> None:
+        """End everything."""
+        for each in self._readers:
+            each.close()
+        self.daemon.server.stop()
+
+    def _cpu_seconds(self) -> float:
+        return sum(map(_cpu_seconds, [self.daemon.server.pid, *self.pids]))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mib(pid: int) -> tuple[float, float]:
+    """Return the resident memory of a process, and the part of it that is its own alone."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    found = {
+        name: int(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines[1:])
+    }
+    return found["Rss"], found["Private_Clean"] + found["Private_Dirty"]
+
+
+def _measured(serving: dict[int, _Serving], *, rounds: int, seconds: float) -> dict[str, Figures]:
+    samples: dict[int, list[Sample]] = {workers: [] for workers in serving}
+    for one in serving.values():
+        one.read(2 * seconds)  # Fills the cache, and checks each chunk in each worker.
+    for _ in range(rounds):
+        for workers, one in serving.items():
+            samples[workers].append(one.read(seconds))
+    return {f"{workers} workers": Figures.of(each) for workers, each in samples.items()}
+
+
+def _report(serving: dict[int, _Serving], figures: dict[str, Figures]) -> dict[str, Any]:
+    one, two = figures["1 workers"], figures["2 workers"]
+    after = [_memory_mib(pid) for pid in serving[2].pids]
+    return {
+        "two_workers_vs_one": two.throughput_median / one.throughput_median,
+        # Where other work takes the processors, this is what two of them would carry by what a GiB costs.
+        "two_workers_vs_one_by_cpu": 2 * one.cpu_seconds_per_gib / two.cpu_seconds_per_gib,
+        "cpu_per_gib_one": one.cpu_seconds_per_gib,
+        "cpu_per_gib_two": two.cpu_seconds_per_gib,
+        "worker_idle_mib": median(rss for rss, _ in serving[2].memory_before),
+        "worker_idle_own_mib": median(own for _, own in serving[2].memory_before),
+        "worker_mib": median(rss for rss, _ in after),
+        "worker_own_mib": median(own for _, own in after),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file if one is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    options = parser.parse_args()
+    rounds, seconds = (5, 1.0) if options.quick else (15, 2.0)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        offsets = asyncio.run(_make_archive(directory))
+        serving: dict[int, _Serving] = {}
+        try:
+            for workers in (1, 2):
+                serving[workers] = _Serving(directory, workers, offsets)
+            print(f"connections of each worker: {serving[2].connections}; load {os.getloadavg()[0]:.1f}")
+            figures = _measured(serving, rounds=rounds, seconds=seconds)
+            ratios = _report(serving, figures)
+        finally:
+            _close(serving.values())
+    print_table(figures, reference="1 workers")
+    for key, value in ratios.items():
+        print(f"{key} {value:.3f}")
+    if options.json is not None:
+        write_json(
+            options.json, name="gateway_workers", machine=machine("uvloop"), figures=figures, ratios=ratios
+        )
+
+
+def _close(serving: Iterable[_Serving]) -> None:
+    for one in serving:
+        one.close()
+
+
+if __name__ == "__main__":
+    main()

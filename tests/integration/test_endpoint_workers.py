@@ -1,0 +1,173 @@
+"""Workers of an archive-only endpoint that die, and a daemon that dies before them: real processes."""
+
+# Long: endpoints and their workers start as new interpreters.
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.fakes.archive import archive_in
+from tests.fakes.log_writer import LogWriter
+from tests.support.archive_endpoints import archive_topic
+from tests.support.daemon import Daemon, run_well, write_config
+from tests.support.kafka_messages import fetch_request
+from tests.support.processes import wait_until_ended
+from tests.support.raw_kafka import connected
+from tieringd.storage.file import FileStore
+
+TOPIC = "orders"
+
+
+class Endpoint(Daemon):
+    """One `tieringd gateway --archive-only`."""
+
+    arguments = ("gateway", "--archive-only")
+
+    @property
+    def port(self):
+        """Return the port that clients connect to."""
+        (event,) = self.events("archive endpoint listens")
+        return int(event["port"])
+
+    @property
+    def workers(self):
+        """Return the entries of the workers that serve."""
+        return [one for one in self.status()["gateway_workers"] if one["is_serving"]]
+
+
+@pytest.fixture
+async def config(tmp_path):
+    """Write the configuration of an endpoint with two workers, and an archive for it."""
+    path = write_config(
+        tmp_path / "endpoint.yaml",
+        {
+            "state_directory": str(tmp_path / "state"),
+            "cloud_storage_enabled": True,
+            "cloud_storage_backend": "file",
+            "cloud_storage_file_root": str(tmp_path / "archive"),
+            "cloud_storage_single_writer": True,
+            "storage_min_free_bytes": 0,
+            "gateway": {"port": 0, "workers": 2},
+            "admin": {"port": 0},
+        },
+    )
+    (tmp_path / "archive").mkdir()
+    await asyncio.to_thread(run_well, "archive", "init", "--config", str(path))
+    store = FileStore(tmp_path / "archive", prefix="", has_single_writer=True)
+    writer = LogWriter(tmp_path / "log", TOPIC)
+    for _ in range(3):
+        writer.closed_segment(b"a" * 50_000, b"b" * 50_000)
+    await archive_topic(writer, archive_in(store))
+    await store.close()
+    return path
+
+
+@pytest.fixture
+def endpoint(config, tmp_path):
+    """Run the endpoint."""
+    endpoint = Endpoint(config, tmp_path / "endpoint.log")
+    endpoint.launch()
+    try:
+        endpoint.until(lambda: endpoint.events("archive endpoint listens"), "it listens")
+        endpoint.wait_until_listening()
+        yield endpoint
+    finally:
+        endpoint.server.kill()
+
+
+async def read_first(client):
+    """Fetch the first records on one connection."""
+    answer = await client.ask(fetch_request(12, {TOPIC: {0: {}}}, max_bytes=1000, isolation_level=0))
+    (partition,) = answer.responses[0].partitions
+    assert partition.error_code.value == 0
+    assert partition.records
+
+
+async def clients_of_both(stack, endpoint):
+    """Connect until each worker has a client, and read on each connection. Few are needed."""
+    clients = []
+    for _ in range(50):
+        clients.append(await stack.enter_async_context(connected(endpoint.port)))
+        await read_first(clients[-1])
+        if len(endpoint.workers) == 2 and all(one["connections"] for one in endpoint.workers):
+            return clients
+    raise AssertionError(f"one worker takes all clients: {endpoint.workers}")
+
+
+async def test_dead_worker_takes_only_its_own_connections_along(endpoint):
+    """The connections of the other one go on, a new worker comes, and no figure falls."""
+    async with AsyncExitStack() as stack:
+        clients = await clients_of_both(stack, endpoint)
+        answers = endpoint.metric("tieringd_gateway_archived_answers_total")
+        assert answers == len(clients) == endpoint.metric("tieringd_gateway_connections")
+        killed, its_clients = endpoint.workers[0]["pid"], endpoint.workers[0]["connections"]
+        os.kill(killed, signal.SIGKILL)
+        outcomes = await asyncio.gather(*map(read_first, clients), return_exceptions=True)
+        assert sum(isinstance(one, OSError | EOFError) for one in outcomes) == its_clients
+        kept = sum(one is None for one in outcomes)
+        assert kept == len(clients) - its_clients
+        await asyncio.to_thread(endpoint.until, lambda: len(endpoint.workers) == 2, "another worker serves")
+        assert killed not in [one["pid"] for one in endpoint.workers]
+        assert endpoint.workers[0]["last_end"] == "by SIGKILL"
+        assert endpoint.metric("tieringd_gateway_worker_ends_total", how="signal") == 1
+        assert endpoint.metric("tieringd_gateway_archived_answers_total") == answers + kept
+        async with connected(endpoint.port) as client:
+            await read_first(client)
+        await clients_of_both(stack, endpoint)
+
+
+async def test_workers_end_with_their_daemon(endpoint):
+    """However the daemon ends: nothing is served any more, and no process stays."""
+    pids = [one["pid"] for one in endpoint.workers]
+    async with connected(endpoint.port) as client:
+        await read_first(client)
+        endpoint.server.kill()
+        with pytest.raises((OSError, EOFError)):
+            await read_first(client)
+    await asyncio.to_thread(wait_until_ended, pids)
+
+
+async def test_signal_drains_the_workers(endpoint):
+    """A service manager sends it to all processes. Answers that are due come first; the end is a good one."""
+    pids = [one["pid"] for one in endpoint.workers]
+    async with connected(endpoint.port) as client:
+        await read_first(client)
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        await read_first(client)
+        at_end = fetch_request(12, {TOPIC: {0: {"fetch_offset": 6}}}, max_bytes=1000, isolation_level=0)
+        client.send(at_end)
+        endpoint.send_signal(signal.SIGTERM)
+        assert (await client.answer(at_end)).responses[0].partitions[0].error_code.value == 0
+        assert await asyncio.to_thread(endpoint.wait) == 0, endpoint.tail()
+    assert endpoint.events("stopped")
+    await asyncio.to_thread(wait_until_ended, pids)
+
+
+async def test_cache_is_counted_once_for_both(endpoint, tmp_path):
+    """Both workers read the same chunk; the daemon counts the one file, and who comes second finds it."""
+    async with AsyncExitStack() as stack:
+        await clients_of_both(stack, endpoint)
+        files = [one for one in (tmp_path / "state" / "cloud_storage_cache").rglob("*") if one.is_file()]
+        cached = sum(one.stat().st_size for one in files)
+        await asyncio.to_thread(
+            endpoint.until, lambda: endpoint.metric("tieringd_cache_bytes") == cached, "all files are counted"
+        )
+        assert cached
+
+
+async def test_fault_of_a_worker_at_its_start_ends_the_command(config, tmp_path):
+    """With the same words as without workers."""
+    text = config.read_text().replace(
+        "workers: 2", "workers: 2\n  tls_cert_file: /none\n  tls_key_file: /none"
+    )
+    config.write_text(text)
+    endpoint = Endpoint(config, tmp_path / "endpoint.log")
+    endpoint.launch()
+    assert await asyncio.to_thread(endpoint.wait) == 2
+    assert "gateway.tls_cert_file /none cannot be used" in endpoint.output_text()

@@ -1,0 +1,125 @@
+"""The workers of a port, as real processes: started, replaced, and ended with their daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.support.processes import wait_until_ended
+from tieringd.cli.gateway_worker import WORKER_COMMAND
+from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
+from tieringd.errors import ConfigError
+from tieringd.gateway.shared_port import listening_socket
+from tieringd.metrics import Metrics
+
+
+@asynccontextmanager
+async def pool_of(kind, *, count=2, **changes):
+    """Make a pool of workers that behave as *kind*, and close it at the end."""
+    metrics = Metrics()
+    pool = WorkerPool(
+        [sys.executable, "-m", "tests.fakes.pool_worker", kind],
+        count=count,
+        listen=lambda: listening_socket("127.0.0.1", 0),
+        greeting=lambda number: f"worker {number}",
+        handlers=lambda _: {},
+        metrics=metrics.workers,
+        **changes,
+    )
+    pool.test_metrics = metrics
+    try:
+        yield pool
+    finally:
+        pids = [worker.process.pid for worker in pool.workers]
+        await pool.close()
+        await asyncio.to_thread(wait_until_ended, pids)
+
+
+async def until(is_so):
+    """Return when *is_so* is true."""
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110 processes report no events
+            await asyncio.sleep(0.02)
+
+
+async def test_workers_serve_and_one_that_is_killed_is_replaced():
+    """The other one stays; the end is logged, counted and shown."""
+    ended = []
+    async with pool_of("serving", on_end=ended.append) as pool:
+        await pool.start()
+        first, second = pool.workers
+        assert await first.link.ask("echo", 1, "a") == (1, "a")
+        with capture_logs() as logs:
+            os.kill(first.process.pid, signal.SIGKILL)
+            await until(lambda: len(pool.workers) == 2 and first not in pool.workers)
+            await until(lambda: all(worker.is_serving for worker in pool.workers))
+        assert second in pool.workers
+        assert ended == [first]
+        (event,) = [one for one in logs if "another one takes its place" in one["event"]]
+        assert (event["worker"], event["how"], event["pause_seconds"]) == (0, "by SIGKILL", 0.0)
+        status = pool.status()
+        assert [(one.restarts, one.last_end, one.is_serving) for one in status] == [
+            (1, "by SIGKILL", True),
+            (0, "", True),
+        ]
+        registry = pool.test_metrics.registry
+        assert registry.get_sample_value("tieringd_gateway_worker_ends_total", {"how": "signal"}) == 1
+        assert registry.get_sample_value("tieringd_gateway_workers") == 2
+        assert registry.get_sample_value("tieringd_gateway_workers_wanted") == 2
+
+
+async def test_workers_that_end_again_and_again_wait_longer_each_time():
+    """A fault that stays must not take the whole processor; each end is visible."""
+    failures = []
+    async with pool_of("ending", count=1, on_failure=failures.append) as pool:
+        with capture_logs() as logs:
+            await pool.start()
+            await until(lambda: pool.status()[0].restarts == 3)
+        ends = [one for one in logs if "another one takes its place" in one["event"]]
+        assert [one["pause_seconds"] for one in ends] == [0.0, 0.5, 1.0]
+        assert {one["how"] for one in ends} == {"with exit code 7"}
+        assert failures == ["gateway_worker"] * 3
+
+
+async def test_fault_of_the_configuration_at_the_first_start_is_the_daemons():
+    """It is raised with its hint, as without workers. A worker is not started again for it."""
+    async with pool_of("faulty") as pool:
+        with pytest.raises(ConfigError, match="no such file") as error:
+            await pool.start()
+        assert error.value.hint == "Name another"
+
+
+async def test_worker_that_stands_still_is_killed():
+    """Its connections are cut; otherwise their clients would wait for ever."""
+    async with pool_of("serving", count=1, silent_seconds=1.0) as pool:
+        await pool.start()
+        (stuck,) = pool.workers
+        os.kill(stuck.process.pid, signal.SIGSTOP)
+        await until(lambda: stuck not in pool.workers)
+        assert pool.status()[0].last_end == "killed: it did not answer"
+        await until(lambda: pool.workers and pool.workers[0].is_serving)
+
+
+def test_worker_of_another_version_ends_with_what_to_do():
+    """The package was upgraded under the daemon: a worker that is started now would not understand it."""
+    *command, _ = WORKER_COMMAND
+    done = subprocess.run([*command, "0.0.0", "0", "0", "0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "the daemon is 0.0.0. Restart the daemon" in done.stderr
+
+
+async def test_stop_while_workers_start_does_not_wait_for_them():
+    """Workers take seconds to start, and one that ends again and again never serves."""
+    stop = asyncio.Event()
+    async with pool_of("ending", count=2) as pool:
+        starting = asyncio.ensure_future(done_before(stop, pool.start()))
+        await until(lambda: len(pool.workers) == 2)
+        stop.set()
+        await starting

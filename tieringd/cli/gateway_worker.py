@@ -1,0 +1,48 @@
+"""
+`python -m tieringd.cli.gateway_worker`: one worker of a gateway, started by its daemon.
+
+This is no command for people: its arguments are the daemon's version, and descriptors that it inherits. The
+version matters where the package was upgraded under a running daemon: they would not understand each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import uvloop
+
+from tieringd import __version__
+from tieringd.cli.logging import configure_logging, set_level
+from tieringd.daemon.workers.endpoint_workers import ENDPOINT, endpoint_worker
+from tieringd.daemon.workers.gateway_workers import GATEWAY, gateway_worker
+from tieringd.daemon.workers.worker import run_worker
+
+WORKER_COMMAND = (sys.executable, "-m", "tieringd.cli.gateway_worker", __version__)
+"""Starts a worker; the descriptors follow."""
+_OTHER_VERSION = 4
+
+
+def main() -> int:
+    """Serve until the daemon drains this worker, and return the exit code."""
+    version = sys.argv[1]
+    if version != __version__:
+        sys.stderr.write(
+            f"a worker of the gateway cannot serve: tieringd {__version__} is installed, and the daemon is "
+            f"{version}. Restart the daemon\n"
+        )
+        return _OTHER_VERSION
+    link, port, counts = map(int, sys.argv[2:])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(
+            run_worker(
+                (link, port, counts),
+                kinds={ENDPOINT: endpoint_worker, GATEWAY: gateway_worker},
+                configure_log=lambda config: configure_logging(config.log),
+                change_log=lambda config: set_level(config.log),
+            )
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

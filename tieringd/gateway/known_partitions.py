@@ -1,0 +1,171 @@
+"""
+What a gateway knows of its broker's partitions, behind one interface.
+
+In the daemon's own loop `ReadablePartitions` answers from what the daemon knows at that moment. In a worker
+`PublishedPartitions` answers from what the daemon has told it, and asks the daemon again once a second.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import RecordDeletion
+from tieringd.model.partition import LogBounds, TopicIdPartition
+from tieringd.policies.pinning import Pin
+
+
+@dataclass(frozen=True, slots=True)
+class ReadablePartition:
+    """What is known of one partition."""
+
+    manifest: PartitionManifest
+    bounds: LogBounds | None
+    """The bounds of the broker's own log, as it told them in the last second; None if it only follows."""
+    pins: tuple[Pin, ...] = ()
+    """Segments that the broker has deleted and that this daemon still holds, until they are archived."""
+    deleted_before: int = 0
+    """
+    A user has deleted the records before it.
+
+    Clients of the gateway are not served them, also before the manifest is read that says so.
+    """
+    as_of: float = -math.inf
+    """When the oldest of this was true, by the monotonic clock, which all processes of a host share."""
+
+    def is_pinned(self, offset: int) -> bool:
+        """Say whether a pin holds *offset*: the archive will have it."""
+        return offset >= self.deleted_before and any(
+            not pin.is_stray and pin.segment.base_offset <= offset < (pin.segment.next_offset or 0)
+            for pin in self.pins
+        )
+
+
+class PartitionName(NamedTuple):
+    """A partition as a client calls it. A topic may have the id of another topic as its name."""
+
+    topic: str
+    number: int
+    is_id: bool
+
+
+def name_of(topic: str | UUID, number: int) -> PartitionName:
+    """Return the name, with an id in the form that the archive uses."""
+    if isinstance(topic, UUID):
+        return PartitionName(urlsafe_b64encode(topic.bytes).decode().rstrip("="), number, is_id=True)
+    return PartitionName(topic, number, is_id=False)
+
+
+class KnownPartitions(Protocol):
+    """The partitions of the broker behind a gateway, and which of them have an archive to read."""
+
+    def may_have(self, topic: str | UUID, number: int) -> bool:
+        """Say whether the archive of a partition may be readable here. An unseen partition's may be."""
+
+    @property
+    def readable(self) -> Mapping[TopicIdPartition, None]:
+        """Return the partitions whose archive may be read. It is the same object until they change."""
+
+    def identified(self, topic: str | UUID, number: int) -> TopicIdPartition | None:
+        """Return a partition whose archive may be read, or None if it may not be read or was not seen."""
+
+    def last_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """Return the manifest that a partition's archiver in this daemon knows; None without one."""
+
+    def deleted_before(self, partition: TopicIdPartition) -> int:
+        """Return the offset before which clients of the gateway deleted the records, or 0."""
+
+    async def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
+        """
+        Hide what *deletion* deletes from all clients of the port, from the return on until the daemon ends.
+
+        Records of later leader epochs are never hidden.
+
+        Raises:
+            RetryableError: The daemon cannot be told. The client must not be told that the records are gone.
+        """
+
+    async def leader_epoch(self, topic: str | UUID, number: int) -> int | None:
+        """
+        Return a leader epoch that has begun: the broker carries out later requests in it or in a later one.
+
+        None if the partition has no archive readable here.
+
+        Raises:
+            StorageUnavailable: It may have an archive, whose content is unknown now.
+            CorruptDataError: Its manifest is damaged.
+        """
+
+    async def record_deletion(self, found: ReadablePartition, deletion: RecordDeletion) -> ReadablePartition:
+        """
+        Record in the bucket what the broker beside this gateway has deleted. Returns what is known then.
+
+        The deletion names what `leader_epoch` returned before the broker got the request. Brokers that have
+        led since may have other records at these offsets, and no client has deleted those.
+
+        Raises:
+            StorageUnavailable: The deletion is not known to be recorded. Calling again is safe.
+            StorageError: An operator must act.
+            FencedError: The archive is closed, and never changes again.
+            CorruptDataError: A manifest is damaged.
+        """
+
+    async def find(
+        self, topic: str | UUID, number: int, *, since: float = -math.inf
+    ) -> ReadablePartition | None:
+        """
+        Return a partition of *topic*, which is a name or an id; None if it has no archive readable here.
+
+        What the broker says, and a manifest that is read, are of *since* or later, by the monotonic clock.
+
+        Raises:
+            StorageUnavailable: It may have an archive, whose content is unknown now.
+            CorruptDataError: Its manifest is damaged.
+        """
+
+    async def newest(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """Return the manifest that the bucket holds now, or None if there is no archive."""
+
+    async def archived_bytes(self) -> Mapping[tuple[str, int], int]:
+        """Return the archived bytes of every readable partition that this daemon archives."""
+
+    async def close(self) -> None:
+        """End the questions that are under way."""
+
+
+def hidden_in(manifest: PartitionManifest, noted: tuple[RecordDeletion, ...]) -> int:
+    """Return the offset before which records are deleted: by *manifest*, and by deletions *noted* since."""
+    for one in noted:
+        manifest = manifest.with_deletion(one)
+    return manifest.deleted_before
+
+
+def with_noted(noted: tuple[RecordDeletion, ...], deletion: RecordDeletion) -> tuple[RecordDeletion, ...]:
+    """Return *noted* with one more *deletion*, without those that it includes."""
+    others = (
+        one
+        for one in noted
+        if one.before_offset > deletion.before_offset or one.leader_epoch > deletion.leader_epoch
+    )
+    return (*others, deletion)
+
+
+class TopicNames(NamedTuple):
+    """The partitions of one topic on this broker's disks."""
+
+    topic: str
+    topic_id: str
+    is_readable: bool
+    numbers: tuple[int, ...]
+
+
+class PublishedNames(NamedTuple):
+    """The partitions on this broker's disks, as the last scan saw them."""
+
+    cluster: str
+    topics: tuple[TopicNames, ...]
