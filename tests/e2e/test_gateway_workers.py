@@ -118,7 +118,7 @@ async def test_killed_worker_cuts_its_own_connections_alone(behind, config_of, t
 
 
 async def test_workers_end_when_the_daemon_is_killed(behind, config_of, topic):
-    """Without the daemon nothing is served: what the workers know would grow old."""
+    """Workers serve nothing without their daemon: what they know would grow old."""
     await written(behind, topic)
     with trimmed(config_of(topic)) as daemon:
         async with AsyncExitStack() as stack:

@@ -122,7 +122,7 @@ async def test_dead_worker_takes_only_its_own_connections_along(endpoint):
 
 
 async def test_workers_end_with_their_daemon(endpoint):
-    """However the daemon ends: nothing is served any more, and no process stays."""
+    """Nothing is served after the daemon has ended, however it ended, and no process stays."""
     pids = [one["pid"] for one in endpoint.workers]
     async with connected(endpoint.port) as client:
         await read_first(client)
@@ -162,7 +162,7 @@ async def test_cache_is_counted_once_for_both(endpoint, tmp_path):
 
 
 async def test_fault_of_a_worker_at_its_start_ends_the_command(config, tmp_path):
-    """With the same words as without workers."""
+    """The error has the same words as without workers."""
     text = config.read_text().replace(
         "workers: 2", "workers: 2\n  tls_cert_file: /none\n  tls_key_file: /none"
     )

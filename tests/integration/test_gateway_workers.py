@@ -157,7 +157,7 @@ async def gateway_of(tmp_path, writers, **changes):
 
 
 async def test_deletion_through_one_worker_is_seen_by_all_at_once(tmp_path, writers):
-    """When a client has its answer, no client of any worker gets a deleted record any more."""
+    """No client of any worker gets a deleted record once the client that deleted has its answer."""
     async with gateway_of(tmp_path, writers) as gateway, AsyncExitStack() as stack:
         clients = await gateway.clients_of_both(stack)
         for number, before in enumerate((1, 2)):

@@ -135,7 +135,7 @@ def ends_of_batches(checkpoint):
 
 
 async def test_batches_of_a_stream_are_those_of_the_kafka_source(spark, places, tmp_path):
-    """As large as the limit has it; what is archived ends before what the broker has."""
+    """Batches are as large as the limit has them. The archive's last one ends before the broker's."""
     given = {"subscribe": PLAIN, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "30"}
     ends = {}
     for source in ("kafka", "tieringd"):

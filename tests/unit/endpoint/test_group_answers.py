@@ -164,7 +164,7 @@ async def test_only_what_is_built_is_offered(archive, writer, tmp_path, client):
 
 @versions(ApiKey.FIND_COORDINATOR)
 async def test_coordinator_is_the_node_of_the_metadata(client, version):
-    """And transactions have none."""
+    """A group's coordinator is a node of the metadata. Transactions have none."""
     (broker,) = (await metadata(client, "orders")).brokers
     asked = {"key": GROUP, "coordinator_keys": (GROUP,)}
     found = await client.ask(
@@ -231,7 +231,7 @@ async def test_sync_of_another_generation(client, version):
 
 @versions(ApiKey.HEARTBEAT)
 async def test_heartbeat(client, version):
-    """Of a member, of another generation, and of a stranger."""
+    """A member is answered without error; one of another generation and a stranger are refused."""
     member_id, generation = await member(client)
     for name, number, error in (
         (member_id, generation, ErrorCode.none),
@@ -268,7 +268,7 @@ async def test_leave(client, version):
 
 @versions(ApiKey.OFFSET_COMMIT)
 async def test_commit(client, version):
-    """Of a member of the generation; and what is refused for one partition leaves the others alone."""
+    """A member of the generation commits. A refusal for one partition leaves the others alone."""
     topic = client.topic_id if version >= 10 else "orders"
     member_id, generation = await member(client)
     for number, error in ((generation, ErrorCode.none), (generation + 1, ErrorCode.illegal_generation)):
@@ -295,7 +295,7 @@ async def test_commit(client, version):
 
 @versions(ApiKey.OFFSET_FETCH)
 async def test_fetch_of_offsets(client, version):
-    """Of partitions with and without one, and of all."""
+    """The answer has partitions with and without an offset, or all that have one."""
     topic = client.topic_id if version >= 10 else "orders"
     await client.ask(committing(9, "orders", {0: 3}))
     found = fetched(await client.ask(fetching(version, topic, 0, 1)), version)
@@ -307,7 +307,7 @@ async def test_fetch_of_offsets(client, version):
 
 @versions(ApiKey.DESCRIBE_GROUPS)
 async def test_description(client, version):
-    """Of a group with a member, and of one that is not there."""
+    """A group with a member is described, and one that does not exist is dead."""
     member_id, _ = await member(client)
     asked = request(
         ApiKey.DESCRIBE_GROUPS, version, "DescribeGroupsRequest", groups=(GROUP, "none"),
@@ -343,7 +343,7 @@ async def test_list(client, version):
 
 @versions(ApiKey.DELETE_GROUPS)
 async def test_deletion(client, version):
-    """Of groups without members. What is deleted is gone for everyone."""
+    """Only groups without members are deleted. A deleted group is gone for all clients."""
     await client.ask(committing(9, "orders", {0: 3}, group="simple"))
     await member(client)
     asked = request(
@@ -488,7 +488,7 @@ async def _denied(archive, tmp_path):
 
 
 async def test_store_that_may_not_be_written_is_told_at_the_start(archive, writer, tmp_path):
-    """With the permissions that are missing."""
+    """The error lists the permissions that are missing."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     with pytest.raises(ConfigError, match="PutObject, DeleteObject"):

@@ -504,7 +504,7 @@ def test_there_are_as_many_groups_as_allowed():
 
 
 def test_old_offsets_and_members_without_endpoint_are_found():
-    """By going over all groups, though no client asks for them."""
+    """An endpoint finds both by going over all groups, though no client asks for them."""
 
     async def history():
         store = SlowStore()

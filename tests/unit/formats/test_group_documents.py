@@ -70,7 +70,7 @@ def test_damaged_group_is_refused():
 
 @given(changed_heads(json.loads(encode_lease(ENDPOINT_LEASE))))
 def test_changed_lease_is_read_or_refused(document):
-    """Whatever its fields are."""
+    """A lease with any change of its fields is decoded, or refused by the documented error."""
     try:
         decode_lease(json.dumps(document).encode())
     except CorruptDataError:

@@ -154,7 +154,7 @@ async def test_deletion_counts_from_the_moment_it_is_told():
 
 @virtually
 async def test_deletion_is_hidden_here_before_the_daemon_is_told():
-    """If the daemon has ended, the client must not hear that the records are gone."""
+    """A client does not hear that records are gone if the daemon has ended, but this worker hides them."""
     daemon = FakeDaemon()
     known = worker_of(daemon)
     await known.find("orders", 0)

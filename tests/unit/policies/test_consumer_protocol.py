@@ -187,7 +187,7 @@ class NewerRules(RuleBasedStateMachine):
 
     @invariant()
     def no_partition_has_two_readers(self):
-        """Of those that are members. One that was removed does not know of it yet, and commits nothing."""
+        """Each partition has one reader among the members. A removed member cannot commit."""
         owned = [
             one
             for reader in self.members.values()
@@ -234,7 +234,7 @@ def test_uniform_moves_as_few_partitions_as_possible():
 
 
 def test_range_gives_neighbouring_partitions():
-    """Of each topic by itself."""
+    """The range assignor divides each topic by itself."""
     _, readers = group_of("a", "b", subscribed=("orders", "returns"), assignor="range")
     orders = TOPICS["orders"].topic_id
     numbers = [sorted(n for topic, n in readers[name].owned if topic == orders) for name in "ab"]
@@ -260,7 +260,7 @@ def test_partition_waits_for_its_first_reader():
 
 
 def test_member_that_gives_nothing_up_is_removed():
-    """After its rebalance timeout, and a session timeout in which it may not have heard of it."""
+    """It has its rebalance timeout, and a session timeout in which it may not have heard of the request."""
     group, _ = group_of("a")
     group = beat(group, asking("b", JOINS, subscribed=("orders",), owned=())).group
     group = beat(group, asking("a", group.members["a"].consumer.epoch)).group

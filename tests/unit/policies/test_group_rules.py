@@ -235,7 +235,7 @@ class GroupRules(RuleBasedStateMachine):
 
     @invariant()
     def one_member_has_each_partition(self):
-        """Of the members of a generation, one owns each partition; of those that commit, none shares it."""
+        """One member of a generation owns each partition, and no two members commit for the same one."""
         for client in self.all_clients:
             if client.has_assignment:
                 owners = self.owners.setdefault(client.generation, {})
@@ -306,7 +306,7 @@ def test_members_of_another_kind_are_refused():
 
 
 def test_large_metadata_is_refused():
-    """Of a member, and of an assignment."""
+    """The limit holds for a member's metadata and for an assignment."""
     large = replace(member_of("a"), protocols=(("range", b"x" * LIMITS.member_bytes),))
     error = join(ConsumerGroup("group"), joining(large), LIMITS).reply.error
     assert error is GroupError.GROUP_MAX_SIZE_REACHED
@@ -316,7 +316,7 @@ def test_large_metadata_is_refused():
 
 
 def test_strategy_with_most_votes_is_chosen():
-    """Among those that all members know."""
+    """Only strategies that all members know are counted."""
     group = ConsumerGroup("group", GroupState.PREPARING, protocol_type="consumer")
     for name, protocols in (("a", ("x", "y", "z")), ("b", ("y", "x")), ("c", ("z", "y", "x"))):
         member = replace(member_of(name, protocols=protocols), has_joined=True)
@@ -358,7 +358,7 @@ def test_leader_that_assigns_nothing_is_dropped():
 
 
 def test_static_member_comes_back_to_its_partitions():
-    """Without a new generation; and its former process is told that it was replaced."""
+    """It gets them without a new generation, and its former process gets an error: it was replaced."""
     group = stable(member_of("a"), member_of("b", instance_id="static"))
     back = member_of("b2", instance_id="static")
     step = join(group, joining(back), LIMITS)
@@ -372,7 +372,7 @@ def test_static_member_comes_back_to_its_partitions():
 
 
 def test_members_expire_where_they_are_watched():
-    """By the last heartbeat here, and by the end of the lease of the endpoint that they were connected to."""
+    """The last heartbeat counts for members connected here, the lease of their endpoint for others."""
     group = stable(member_of("a"), member_of("b", endpoint="two"), member_of("c", endpoint="three"))
     seen = Sightings("one", {"a": 0}, {"two": None, "three": 1000}.__getitem__, 0, now_ms=10_999)
     assert due_now(group, replace(seen, now_ms=9999), LIMITS).expired == frozenset()

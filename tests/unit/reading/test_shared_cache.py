@@ -77,7 +77,7 @@ class Workers:
 
 @virtually
 async def test_limit_holds_for_both_and_the_least_recently_read_goes(tmp_path, store, stored):
-    """Whichever worker has written or read it; and a worker finds what the other one has written."""
+    """Chunks of both workers count together, and a worker finds what the other one has written."""
     workers = Workers(tmp_path, store, chunks=3)
     first, second = workers.hosts
     async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def test_limit_holds_for_both_and_the_least_recently_read_goes(tmp_path, s
 
 @virtually
 async def test_room_comes_back_from_a_worker_that_ended(tmp_path, store, stored):
-    """And from a reader that was cancelled while the daemon was asked."""
+    """Room that a worker held comes back, and room that a cancelled reader had asked for."""
     workers = Workers(tmp_path, store, chunks=3)
     host, wire = workers.hosts[0], workers.wires[0]
     async with running(workers.daemon):

@@ -71,7 +71,7 @@ def test_query_of_the_kafka_source_ended_somewhere_as_well(checkpoint):
 
 
 def test_batch_that_has_not_ended_may_be_left_out(checkpoint):
-    """Where the sink has nothing of it: only its owner can tell."""
+    """Only the sink's owner can tell whether the sink has anything of the batch, so an option says it."""
     write(checkpoint, 11, {"orders": {"0": 99}}, has_ended=False)
     assert ended_at(checkpoint, last_ended=True) == {"orders": {"0": 23, "2": 42}}
     for path in (checkpoint / "commits").iterdir():
