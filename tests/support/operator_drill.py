@@ -441,7 +441,7 @@ def page(sections: list[str]) -> str:
             "`make drill` wrote this page. It ran three Kafka brokers, SeaweedFS, a daemon beside each "
             f"broker and a Prometheus with the {len(rules)} shipped rules, and recorded each moment below. A "
             "rule that holds is pending for the time in its `for`, and then fires; the drill does not wait "
-            "that long. TieringdDiskFillsSoon holds all along, because this Prometheus has known the small "
+            "that long. TieringdDiskFillsSoon comes and goes, because this Prometheus has known the small "
             "disk for seconds only. Bytes and seconds are as in the dashboard `overview`.",
             110,
         )
