@@ -24,34 +24,42 @@ async def port(request):
     listener.close()
 
 
+async def worker_on(stack, port, broker, own, **settings):
+    """Start one server on the port."""
+    listener, fd, _ = port
+    counts = ConnectionCounts(fd, workers=2, own=own)
+    shared = SharedPort(listener.dup(), counts)
+    server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port, **settings), port=shared)
+    await server.start()
+    stack.push_async_callback(server.close, grace_seconds=0)
+    return server
+
+
 async def workers_on(stack, port, broker, **settings):
     """Start two servers on one port."""
-    listener, fd, _ = port
-    servers = []
-    for own in range(2):
-        counts = ConnectionCounts(fd, workers=2, own=own)
-        shared = SharedPort(listener.dup(), counts)
-        server = GatewayServer(
-            GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port, **settings), port=shared
-        )
-        await server.start()
-        stack.push_async_callback(server.close, grace_seconds=0)
-        servers.append(server)
-    return servers
+    return [await worker_on(stack, port, broker, own, **settings) for own in range(2)]
 
 
-async def test_clients_are_spread_evenly(broker, port):
-    """Also a few of them."""
+async def connect_until(stack, servers, wanted):
+    """Connect one client after another until so many are accepted."""
+    while sum(one.open_connections for one in servers) < wanted:
+        before = sum(one.open_connections for one in servers)
+        await stack.enter_async_context(connected(servers[0].port))
+        async with asyncio.timeout(20):
+            while sum(one.open_connections for one in servers) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def test_worker_with_fewer_clients_goes_first(broker, port):
+    """So clients are spread evenly, also a few of them, and a new worker gets its part."""
     async with AsyncExitStack() as stack:
-        servers = await workers_on(stack, port, broker)
-        for number in range(1, 7):
-            await stack.enter_async_context(connected(servers[0].port))
-            async with asyncio.timeout(20):
-                while sum(one.open_connections for one in servers) < number:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-        assert [one.open_connections for one in servers] == [3, 3]
-        assert [port[2].of(number) for number in range(2)] == [3, 3]
-        assert port[2].total == 6
+        servers = [await worker_on(stack, port, broker, 0)]
+        await connect_until(stack, servers, 5)
+        servers.append(await worker_on(stack, port, broker, 1))
+        await connect_until(stack, servers, 10)
+        assert [one.open_connections for one in servers] == [5, 5]
+        assert [port[2].of(number) for number in range(2)] == [5, 5]
+        assert port[2].total == 10
 
 
 async def test_limit_of_connections_is_one_for_all(broker, port):
