@@ -167,6 +167,23 @@ def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tm
         assert late.told("read") == []
 
 
+def test_group_survives_a_worker(six_partitions, endpoint_of, tmp_path, topic):
+    """Members at two workers of one endpoint share a group, and go on when a worker is killed."""
+    endpoint = endpoint_of("only", workers=2)
+    with members(tmp_path) as start:
+        consumers = [
+            start(f"member-{number}", "librdkafka", endpoint.bootstrap, "readers", topic)
+            for number in range(3)
+        ]
+        for each in consumers:
+            until(lambda each=each: each.told("committed"), "each member has committed")
+        os.kill(endpoint.status()["gateway_workers"][0]["pid"], signal.SIGKILL)
+        ends = {number: set(range(end)) for number, end in six_partitions.items()}
+        until(lambda: read_by(consumers) == ends, "every record was read")
+        until(lambda: committed_by(consumers) == six_partitions, "all that was read is committed")
+        require_no_repetition(consumers)
+
+
 def committed_by(consumers):
     """Return the largest offset that each partition's commits have acknowledged."""
     found = {}
