@@ -53,6 +53,7 @@ SHARED: Final = {
     "a broker behind a gateway": (
         "tests/e2e/test_compaction.py",
         "tests/e2e/test_gateway.py",
+        "tests/e2e/test_gateway_workers.py",
         "tests/e2e/test_merging.py",
         "tests/integration/test_gateway_clients.py",
     ),

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.fakes.daemons import Daemon
 from tests.fakes.fixtures import writers
+from tests.fakes.gateway_peers import produce
 from tests.fakes.scripted_broker import scripted_broker
 from tests.support.daemon import run_well, write_config
 from tests.support.kafka_messages import fetch_request, fetch_response, response_frame
@@ -53,12 +54,18 @@ DELETED = [0]
 """The offsets that clients asked the broker to delete before; it tells the last one."""
 
 
+IS_FULL = [False]
+"""Whether the disks are full, by the last entry."""
+LOGGED = []
+"""The level and the fields of each warning of a worker."""
+
+
 class Gateway:
     """A gateway with two workers, and clients of it."""
 
-    def __init__(self, workers, metrics):
+    def __init__(self, workers, config):
         self.workers = workers
-        self.metrics = metrics
+        self.config = config
 
     @property
     def serving(self):
@@ -145,15 +152,15 @@ async def gateway_of(tmp_path, writers, **changes):
             partitions=partitions,
             reconciler=daemon.reconciler,
             cache=cache,
-            may_produce=lambda: True,
-            on_logged=lambda *_: None,
+            may_produce=lambda: not IS_FULL[-1],
+            on_logged=lambda *event: LOGGED.append(event),
             metrics=metrics,
         )
         stack.push_async_callback(workers.close)
         await workers.listen()
         running = asyncio.create_task(workers.run())
         stack.push_async_callback(cancelled, (running,))
-        yield Gateway(workers, metrics)
+        yield Gateway(workers, config)
 
 
 async def test_deletion_through_one_worker_is_seen_by_all_at_once(tmp_path, writers):
@@ -190,6 +197,27 @@ async def test_worker_that_does_not_confirm_a_deletion_is_killed(tmp_path, write
         await gateway.until(lambda: len(gateway.serving) == 2)
         ends = [one.last_end for one in gateway.serving if one.last_end]
         assert ends == ["killed: it did not confirm that records were deleted"]
+
+
+async def test_workers_are_told_of_full_disks_and_of_a_reload(tmp_path, writers):
+    """Produce is refused while a disk is full; and a worker that is replaced begins with the new settings."""
+    async with gateway_of(tmp_path, writers) as gateway, AsyncExitStack() as stack:
+        clients = await gateway.clients_of_both(stack)
+        IS_FULL.append(True)
+        # The daemon looks four times a second. A worker has taken what came before an answer of its own.
+        await asyncio.sleep(1)
+        for worker in gateway.workers.pool.workers:
+            await worker.link.ask("pulse")
+        for client in clients:
+            answer = await client.ask(produce(9, acks=-1))
+            (partition,) = answer.responses[0].partition_responses
+            assert partition.error_code == ErrorCode.broker_not_available
+        IS_FULL.append(False)
+        log = gateway.config.log.model_copy(update={"level": "error"})
+        gateway.workers.set_config(gateway.config.model_copy(update={"log": log}))
+        os.kill(gateway.serving[0].pid, signal.SIGKILL)
+        await gateway.until(lambda: len(gateway.serving) == 2)
+        assert gateway.workers._greeting(0).config.log.level == "error", "a new worker begins with it"
 
 
 async def test_figures_of_the_workers_are_added(tmp_path, writers):
