@@ -143,6 +143,10 @@ class ArchivedLogs:
         log = self._logs.get((topic, partition))
         return broker_offset if log is None else min(log.batches[0][1].base_offset, broker_offset)
 
+    def deleted_before(self, topic: str | UUID, partition: int) -> int:
+        """Return 0: nothing is ever deleted."""
+        return 0
+
     async def leader_epochs(
         self, asked: Collection[tuple[str | UUID, int]]
     ) -> Mapping[tuple[str | UUID, int], int | TieringError]:

@@ -38,12 +38,17 @@ class TopicArchive(NoArchive):
         self.step = None
         """The number of offsets in an answer; None if the end of an answer is unknown."""
         self.failure = None
+        self.deleted = 0
+        """The offset before which clients deleted the records."""
 
     def may_produce(self):
         return self.is_writable
 
     def may_have(self, topic, partition):
         return topic == "old"
+
+    def deleted_before(self, topic, partition):
+        return self.deleted
 
     async def fetch(self, question):
         self.questions.append(question)

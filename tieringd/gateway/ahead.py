@@ -6,7 +6,8 @@ answer, the next one is prepared. The broker still decides whether the client ma
 sends the client's own request on the client's own connection, for the last archived offsets below the
 broker's log. If the broker finds these out of range, it would find every archived offset before them out
 of range too, for this client and at this leader epoch. The gateway relies on this for a second; then it
-asks the broker again. After any other response of the broker, and for any other request of the client,
+asks the broker again. A prepared answer with records that a client has deleted since, on any connection, is
+never sent. After any other response of the broker, and for any other request of the client,
 the request goes to the broker as usual.
 
 Preparation begins once a client has fetched from where an answer ended, and stops when it has not.
@@ -221,13 +222,19 @@ class FetchAhead:
             if self._patience is None:
                 self._patience = self._loop.call_at(self._due_at(asked), self._end_wait)
             return None
-        found = self._ready if self._is_followed else None
+        found = self._ready if self._is_followed and not self._has_deleted(asked) else None
         if found is not None:
             self._ready = None
         if self._is_followed:
             self._let_end()
         self._drop()
         return found and found.addressed_to(head.correlation_id)
+
+    def _has_deleted(self, asked: AskedFetch) -> bool:
+        """Say whether clients have deleted records that were there when the answer was prepared."""
+        return any(
+            one.fetch_offset < self._archive.deleted_before(*key) for key, one in asked.partitions.items()
+        )
 
     @property
     def _is_permitted(self) -> bool:

@@ -165,6 +165,9 @@ class ArchiveAnswers(Protocol):
         archive is unknown: a client takes that for unknown, and asks with ListOffsets, which waits.
         """
 
+    def deleted_before(self, topic: str | UUID, partition: int) -> int:
+        """Return, without waiting, before which offset clients deleted the records; 0 if none is known."""
+
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """
         Return records, or errors, for those partitions whose fetch offset is archived.
@@ -227,6 +230,10 @@ class NoArchive:
     def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:  # noqa: ARG002
         """Return the broker's log start."""
         return broker_offset
+
+    def deleted_before(self, topic: str | UUID, partition: int) -> int:  # noqa: ARG002
+        """Return 0: there are no records to delete."""
+        return 0
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:  # noqa: ARG002
         """Return no records."""

@@ -122,6 +122,11 @@ class RemoteAnswers:
         """See `ArchiveAnswers`."""
         return self._log_starts.known_log_start(topic, partition, broker_offset)
 
+    def deleted_before(self, topic: str | UUID, partition: int) -> int:
+        """See `ArchiveAnswers`."""
+        found = self._partitions.identified(topic, partition)
+        return 0 if found is None else self._partitions.deleted_before(found)
+
     async def close(self) -> None:
         """Cancel the look-ups and reads in the background."""
         await self._log_starts.close()

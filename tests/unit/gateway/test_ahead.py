@@ -104,6 +104,18 @@ async def test_reader_that_goes_on_is_answered_without_the_broker(broker, archiv
         assert broker.requests.empty()
 
 
+async def test_prepared_answer_ends_when_its_records_are_deleted(broker, archive):
+    """A deletion on another connection counts at once: the broker is asked instead."""
+    async with following(broker, archive) as (_, client, ahead, broker_side):
+        broker_side.write(fetched(ahead, OUT_OF_RANGE))
+        await until(lambda: len(archive.questions) == 3)
+        archive.deleted = 2 * STEP + 1
+        client.send(fetch_at(2 * STEP))
+        _, frame, _ = await broker.next()
+        assert offset_in(frame) == 2 * STEP
+        await until(lambda: archive.released == 3)
+
+
 async def test_first_answer_of_a_client_is_not_gone_on_from(broker, archive):
     """Only one that has gone on from an answer is thought to go on from the next."""
     async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
