@@ -390,6 +390,14 @@ CASES = [
         f"The gateway of {HOST} turns clients away: it is at its limit of connections",
     ),
     Case(
+        "TieringdGatewayWorkersMissing",
+        {"tieringd_gateway_workers": "2x3 1x10", "tieringd_gateway_workers_wanted": "2x13"},
+        # It was replaced in time.
+        {"tieringd_gateway_workers": "2x3 1x1 2x9", "tieringd_gateway_workers_wanted": "2x13"},
+        "8m",
+        f"Workers of the gateway of {HOST} do not stay: 1 serve",
+    ),
+    Case(
         "TieringdDescriptorsLow",
         {"process_open_fds": "900x15", "process_max_fds": "1000x15", "tieringd_led_partitions": "3x15"},
         {"process_open_fds": "800x15", "process_max_fds": "1000x15", "tieringd_led_partitions": "3x15"},

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import resource
 import shutil
@@ -38,6 +39,7 @@ from tests.support.gateway_clients import read_librdkafka
 from tests.support.kafka_users import add_rules, remove_rules, rule
 from tests.support.live_alerts import (
     RULES,
+    holding,
     rules,
     shortly_holding,
     until_also_holding,
@@ -334,6 +336,24 @@ def test_gateway_that_refuses_certificate_that_ends_and_full_cache_disk_are_seen
                 until_holding(
                     prometheus, "TieringdCertificateEnds", "TieringdCacheFaults", "TieringdGatewayRefuses"
                 )
+
+
+def test_workers_that_do_not_stay_are_seen(tmp_path, config, watch):
+    """An endpoint whose workers are killed has fewer than it should, until they are left alone."""
+    run_well("run", "--once", "--config", str(config))
+    changes = {"gateway": {"port": 0, "workers": 2}}
+    path = write_config(tmp_path / "endpoint.yaml", yaml.safe_load(config.read_text()) | changes)
+    missing = "TieringdGatewayWorkersMissing"
+
+    def kill_workers(daemon):
+        for one in daemon.status()["gateway_workers"]:
+            if one["is_serving"]:
+                os.kill(one["pid"], signal.SIGKILL)
+
+    with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
+        until_holding(prometheus)
+        prometheus.until(lambda: kill_workers(daemon) or missing in holding(prometheus), f"{missing} holds")
+        until_holding(prometheus)
 
 
 def fill(disk):
