@@ -131,7 +131,7 @@ def queries(spark, kafka, seaweedfs, prefix, topic, tmp_path):  # noqa: PLR0917 
 
 
 async def test_every_record_comes_once_while_the_broker_trims(trimmed, queries):
-    """Under the first query, between the two and under the second one; each is stopped and goes on."""
+    """The broker trims under the first query, between both and under the second. Each restarts."""
     history = queries("tieringd", "history")
     await trimmed.write(40)
     trimmed.until_trimmed_past(0)

@@ -51,7 +51,7 @@ async def connect_until(stack, servers, wanted):
 
 
 async def test_worker_with_fewer_clients_goes_first(broker, port):
-    """So clients are spread evenly, also a few of them, and a new worker gets its part."""
+    """Clients are spread evenly, also a few of them, and a new worker gets its part."""
     async with AsyncExitStack() as stack:
         servers = [await worker_on(stack, port, broker, 0)]
         await connect_until(stack, servers, 5)
