@@ -291,6 +291,7 @@ class GroupAnswers:
 
     async def offset_commit(self, version: int, request: Any, access: Access, _client: Client) -> Any:
         """Keep offsets; the answer says that they are in the bucket."""
+        was_here = self._coordinator.hears(request.group_id, request.member_id)
         await self._topics.ensure_fresh()
         error = group_fault(access, request.group_id, Operation.READ)
         size_bytes = _PARTITION_BYTES * sum(len(one.partitions) for one in request.topics)
@@ -305,7 +306,7 @@ class GroupAnswers:
                 self._coordinator.endpoint_id,
                 offsets,
             )
-            error = await self._committed(request.group_id, asked_for)
+            error = await self._committed(request.group_id, asked_for, was_here=was_here)
         return await in_thread_if_large(size_bytes, _commit_answer, version, request, refused, error)
 
     def _offsets_in(
@@ -330,12 +331,12 @@ class GroupAnswers:
                 )
         return offsets, refused
 
-    async def _committed(self, group_id: str, asked: CommitRequest) -> GroupError:
+    async def _committed(self, group_id: str, asked: CommitRequest, *, was_here: bool) -> GroupError:
         try:
             if asked.generation <= NO_GENERATION and await self._coordinator.is_full(group_id):
                 return GroupError.POLICY_VIOLATION
             return await self._coordinator.apply(
-                group_id, lambda group: commit(group, asked), member_id=asked.member_id
+                group_id, lambda group: commit(group, asked), member_id=asked.member_id, was_here=was_here
             )
         except ObjectTooLarge:
             return GroupError.INVALID_COMMIT_OFFSET_SIZE
