@@ -327,11 +327,8 @@ class GroupCoordinator:
         versions = await self._store.versions()
         if len(versions) < self.limits.groups:
             return False
-        async with self._catalog_lock:
-            for other in versions.keys() - self._catalog.keys():
-                self._catalog[other] = await self._store.load(other)
-        known = (self._catalog.get(other) for other in versions)
-        existing = {one.group.group_id for one in known if one is not None and one.group.exists}
+        # Objects of deleted groups stay, so what they hold counts. Only those that changed are read.
+        existing = {one.group_id for one in await self.all_groups()}
         return group_id not in existing and len(existing) >= self.limits.groups
 
     async def all_groups(self) -> list[ConsumerGroup]:

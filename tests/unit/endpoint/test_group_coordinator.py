@@ -24,7 +24,7 @@ from tieringd.formats.group_documents import group_key
 from tieringd.metrics import Metrics
 from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupState, GroupTopic
 from tieringd.policies.group_membership import GroupError, GroupLimits, JoinRequest, SyncRequest, leave
-from tieringd.policies.group_offsets import CommitRequest, commit, offset_of
+from tieringd.policies.group_offsets import CommitRequest, commit, deleted, offset_of
 
 TOPIC = GroupTopic("orders", "A" * 22)
 PARTITIONS = 6
@@ -594,5 +594,19 @@ def test_older_commit_of_a_member_that_moved_is_refused(is_slow):
         # A member that comes back is served.
         again = committing("a", first, generation, 30)
         assert await first.coordinator.apply(GROUP, again, member_id="a") is GroupError.NONE
+
+    simulated(0, history)
+
+
+def test_deleted_group_makes_room_for_another_one():
+    """An endpoint that has counted it before does not count it for ever."""
+
+    async def history():
+        endpoint = await Endpoint(SlowStore(), 1, groups=2).start()
+        for number in range(2):
+            await endpoint.coordinator.apply(f"g{number}", committing("", endpoint, -1, 5))
+        assert await endpoint.coordinator.is_full("g2")
+        assert await endpoint.coordinator.apply("g0", deleted) is GroupError.NONE
+        assert not await endpoint.coordinator.is_full("g2")
 
     simulated(0, history)
