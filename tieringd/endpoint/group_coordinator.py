@@ -566,7 +566,7 @@ class GroupCoordinator:
             log.info("members of a group are removed: they have gone silent", group=one.group_id, count=count)
 
     def _gone_since_ms(self, endpoint_id: str) -> int | None:
-        since = self._leases.gone_since(endpoint_id)
+        since = self._leases.gone_since(endpoint_id) if self._leases.is_judging else None
         return None if since is None else _ms(since)
 
     def _look_seconds(self, one: _OpenGroup) -> float:

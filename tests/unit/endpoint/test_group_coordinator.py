@@ -610,3 +610,32 @@ def test_deleted_group_makes_room_for_another_one():
         assert not await endpoint.coordinator.is_full("g2")
 
     simulated(0, history)
+
+
+@pytest.mark.parametrize("is_store_away", [True, False])
+def test_lease_that_had_ended_before_a_pause_is_looked_at_again(is_store_away):
+    """No look was made meanwhile, and the other endpoint renews its lease again: its members stay."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        generation = await in_group("a", first)
+        first.tasks[0].cancel()  # It does not renew its lease for a while.
+        while second.leases.gone_since(first.leases.endpoint_id) is None:
+            await asyncio.sleep(1)
+            await second.coordinator.read(GROUP)
+            await first.coordinator.heartbeat(GROUP, "a", None, generation)
+        first.tasks[0] = asyncio.create_task(first.leases.run())
+        if is_store_away:
+            store.is_away = True
+            for _ in range(20):
+                await asyncio.sleep(2)
+                with suppress(StorageUnavailable):
+                    await first.coordinator.heartbeat(GROUP, "a", None, generation)
+            store.is_away = False
+        else:
+            asyncio.get_running_loop().pass_time(60)
+        await asyncio.sleep(2)
+        assert await first.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
+
+    simulated(0, history)
