@@ -8,7 +8,7 @@ while the group has no members.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tieringd.model.consumer_group import (
@@ -56,6 +56,18 @@ def _merged(before: Offsets, added: Offsets) -> Offsets:
     for topic, partitions in added.items():
         merged[topic] = {**merged.get(topic, {}), **partitions}
     return {topic: partitions for topic, partitions in merged.items() if partitions}
+
+
+def knows_otherwise(group: ConsumerGroup, topics: Iterable[tuple[str, str | None]]) -> bool:
+    """
+    Say whether *group* has offsets of a topic with one of these names under another id.
+
+    Then the topic was created again, and either these ids are old, or those in the group.
+    """
+    ids: dict[str, set[str]] = {}
+    for topic in group.offsets:
+        ids.setdefault(topic.name, set()).add(topic.topic_id)
+    return any(ids.get(name, set()) - {topic_id} for name, topic_id in topics)
 
 
 def without_offsets(group: ConsumerGroup, removed: Mapping[str, Collection[int]]) -> ConsumerGroup:
