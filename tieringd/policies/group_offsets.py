@@ -47,11 +47,10 @@ def commit(group: ConsumerGroup, request: CommitRequest) -> Step[GroupError]:
 
 
 def _merged(before: Offsets, added: Offsets) -> Offsets:
+    newest = {topic.name: topic for topic in added}
+    # Of a topic that was created again, only the newest counts.
     merged = {
-        # Of a topic that was created again, only the newest counts.
-        topic: partitions
-        for topic, partitions in before.items()
-        if not any(one.name == topic.name and one != topic for one in added)
+        topic: partitions for topic, partitions in before.items() if newest.get(topic.name, topic) == topic
     }
     for topic, partitions in added.items():
         merged[topic] = {**merged.get(topic, {}), **partitions}
