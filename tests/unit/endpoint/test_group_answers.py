@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
@@ -443,6 +444,22 @@ async def test_topic_that_was_created_again_keeps_its_offsets(archive, client, t
         for each in (other, client):
             found = fetched(await each.ask(fetching(5, "orders", 0)), 5)
             assert found == (ErrorCode.none, {0: (5, ErrorCode.none)})
+
+
+async def test_connection_of_a_member_that_moved_is_closed(archive, client, tmp_path):
+    """What its client has sent behind the old commit is not carried out either."""
+    member_id, generation = await member(client)
+    by_member = {"member_id": member_id, "generation": generation}
+    async with (
+        group_endpoint(archive, tmp_path / "other") as endpoint,
+        connected(endpoint.server.port) as other,
+    ):
+        done = await other.ask(committing(9, "orders", {0: 3}, **by_member))
+        assert done.topics[0].partitions[0].error_code is ErrorCode.none
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await client.ask(committing(9, "orders", {0: 2}, **by_member))
+        found = fetched(await other.ask(fetching(5, "orders", 0)), 5)
+        assert found == (ErrorCode.none, {0: (3, ErrorCode.none)})
 
 
 def rules_of(*rules):
