@@ -1,7 +1,7 @@
 """
 A worker without clients, for tests of the pool: `python -m tests.fakes.pool_worker KIND LINK PORT COUNTS`.
 
-It serves at once, ends by a fault, ends by an error that it reports, or answers nothing.
+It serves at once or after a long start, ends by a fault, or ends by an error that it reports.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ async def main(kind: str, link_fd: int) -> int:
     """Behave as *kind* says, until the daemon drains this worker or ends."""
     started: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
+    pulses = asyncio.Semaphore(0)
+
+    def begin(greeting: object) -> None:
+        if kind == "slow":
+            link.hold()
+        started.set_result(greeting)
+
     handlers = {
-        "start": started.set_result,
-        "pulse": lambda: None,
+        "start": begin,
+        "pulse": pulses.release,
         "drain": lambda _: stop.set(),
         "echo": lambda *values: values,
         "figures": dict,
@@ -33,6 +40,10 @@ async def main(kind: str, link_fd: int) -> int:
         link.tell("failed", *error_parts(ConfigError("no such file", hint="Name another")))
         await link.drained()
         return 1
+    if kind == "slow":
+        for _ in range(12):
+            await pulses.acquire()
+        link.resume()
     await link.ask("serving")
     if kind == "ending":
         os._exit(7)

@@ -118,6 +118,8 @@ class EndpointLeases:
         self._others: dict[str, _SeenLease] = {}
         self._gone: dict[str, float] = {}
         """Since when each lease that has ended is known to have; also of endpoints without any."""
+        self._looked_at: float | None = None
+        """When the last look at the others' leases was done."""
 
     async def start(self) -> None:
         """
@@ -177,6 +179,11 @@ class EndpointLeases:
             return self._gone.setdefault(endpoint_id, self._now())
         return self._gone.get(endpoint_id)
 
+    @property
+    def is_judging(self) -> bool:
+        """Say whether the others' leases were looked at lately. What ended before may be renewed by now."""
+        return self._looked_at is not None and self._now() - self._looked_at < LEASE_SECONDS
+
     async def _renew(self) -> None:
         began = self._now()
         self._renewals += 1
@@ -195,12 +202,16 @@ class EndpointLeases:
             endpoint_id = parse_lease_key(self._cluster, info.key)
             if endpoint_id is not None and endpoint_id != self.endpoint_id:
                 found[endpoint_id] = info.version
+        if not self.is_judging:
+            # Neither the store's absence nor a pause of this process counts against others.
+            self._gone = dict.fromkeys(self._gone, self._now())
         for endpoint_id in self._others.keys() - found.keys():
             del self._others[endpoint_id]
             # Its end was orderly, or long ago.
             self._gone.setdefault(endpoint_id, began)
         for endpoint_id, version in found.items():
             await self._take(endpoint_id, version, began)
+        self._looked_at = self._now()
         forgotten = [
             endpoint_id
             for endpoint_id, seen in self._others.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -48,7 +48,14 @@ from tieringd.policies.group_membership import (
     leave,
     member_error,
 )
-from tieringd.policies.group_offsets import CommitRequest, commit, deleted, offset_of, without_offsets
+from tieringd.policies.group_offsets import (
+    CommitRequest,
+    commit,
+    deleted,
+    knows_otherwise,
+    offset_of,
+    without_offsets,
+)
 from tieringd.storage.threads import in_thread_if_large
 
 _GROUP: Final = 0
@@ -291,6 +298,7 @@ class GroupAnswers:
 
     async def offset_commit(self, version: int, request: Any, access: Access, _client: Client) -> Any:
         """Keep offsets; the answer says that they are in the bucket."""
+        was_here = self._coordinator.hears(request.group_id, request.member_id)
         await self._topics.ensure_fresh()
         error = group_fault(access, request.group_id, Operation.READ)
         size_bytes = _PARTITION_BYTES * sum(len(one.partitions) for one in request.topics)
@@ -305,7 +313,7 @@ class GroupAnswers:
                 self._coordinator.endpoint_id,
                 offsets,
             )
-            error = await self._committed(request.group_id, asked_for)
+            error = await self._committed(request.group_id, asked_for, was_here=was_here)
         return await in_thread_if_large(size_bytes, _commit_answer, version, request, refused, error)
 
     def _offsets_in(
@@ -330,17 +338,33 @@ class GroupAnswers:
                 )
         return offsets, refused
 
-    async def _committed(self, group_id: str, asked: CommitRequest) -> GroupError:
+    async def _committed(self, group_id: str, asked: CommitRequest, *, was_here: bool) -> GroupError:
+        topics = [(topic.name, topic.topic_id) for topic in asked.offsets]
+
+        def unless_older(group: ConsumerGroup) -> Step[GroupError | None]:
+            # Another endpoint may know that a topic was created again: its offsets are not to be replaced.
+            return Step(group, None) if knows_otherwise(group, topics) else commit(group, asked)
+
+        async def applied(transition: Callable[[ConsumerGroup], Step[Any]]) -> Any:
+            return await self._coordinator.apply(
+                group_id, transition, member_id=asked.member_id, was_here=was_here
+            )
+
         try:
             if asked.generation <= NO_GENERATION and await self._coordinator.is_full(group_id):
                 return GroupError.POLICY_VIOLATION
-            return await self._coordinator.apply(
-                group_id, lambda group: commit(group, asked), member_id=asked.member_id
-            )
+            error: GroupError | None = await applied(unless_older)
+            if error is None:
+                await self._topics.ensure_newest()
+                if any(self._served(topic) is None for topic in asked.offsets):
+                    return GroupError.UNKNOWN_TOPIC_OR_PARTITION
+                error = await applied(lambda group: commit(group, asked))
         except ObjectTooLarge:
             return GroupError.INVALID_COMMIT_OFFSET_SIZE
         except TieringError as fault:
             return error_of(fault)
+        else:
+            return error
 
     def _topic_for(self, asked: Any, access: Access) -> tuple[ServedTopic | None, ErrorCode | None]:
         """Return the topic that a request means, or why it may not have it."""
@@ -372,7 +396,7 @@ class GroupAnswers:
         if hasattr(request, "groups"):
             groups = []
             for asked in request.groups:
-                group, error = await self._read(asked.group_id, access, Operation.DESCRIBE)
+                group, error = await self._read_offsets(asked.group_id, asked, access)
                 if error is GroupError.NONE:
                     error = _fault_of_epoch(group, asked)
                 is_known = error is GroupError.NONE
@@ -383,7 +407,7 @@ class GroupAnswers:
                     )
                 )
             return made(module.OffsetFetchResponse, throttle_time=NO_DELAY, groups=tuple(groups))
-        group, error = await self._read(request.group_id, access, Operation.DESCRIBE)
+        group, error = await self._read_offsets(request.group_id, request, access)
         if error is not GroupError.NONE and version < 2:  # noqa: PLR2004 its answer has no room for one error
             group = ConsumerGroup(request.group_id)
         is_whole = error is GroupError.NONE or version < 2  # noqa: PLR2004
@@ -391,6 +415,30 @@ class GroupAnswers:
         return made(
             module.OffsetFetchResponse, throttle_time=NO_DELAY, topics=topics, error_code=ErrorCode(error)
         )
+
+    def _asked_name(self, asked: Any) -> str | None:
+        if (by_id := getattr(asked, "topic_id", None)) is None:
+            return str(asked.name)
+        served = self._topics.find(by_id)
+        return None if served is None else served.name
+
+    async def _read_offsets(
+        self, group_id: str, asked: Any, access: Access
+    ) -> tuple[ConsumerGroup, GroupError]:
+        """Read a group, and the topics anew if it has offsets of some that this endpoint does not know."""
+        group, error = await self._read(group_id, access, Operation.DESCRIBE)
+        names = {topic.name for topic in group.offsets}
+        if asked.topics is not None:
+            names &= {self._asked_name(one) for one in asked.topics}
+        served = {name: self._topics.by_name(name) for name in names}
+        known = ((name, None if one is None else one.manifest.key.topic_id) for name, one in served.items())
+        if error is GroupError.NONE and knows_otherwise(group, known):
+            # Without this a client would be told that there is no offset, and begin anywhere.
+            try:
+                await self._topics.ensure_newest()
+            except TieringError as fault:
+                error = error_of(fault)
+        return group, error
 
     async def _offsets_of(
         self,

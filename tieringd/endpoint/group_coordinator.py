@@ -27,6 +27,7 @@ from tieringd.endpoint.endpoint_nodes import EndpointLeases
 from tieringd.errors import (
     ObjectTooLarge,
     PreconditionFailed,
+    ProtocolViolation,
     StorageUnavailable,
     TieringError,
 )
@@ -119,6 +120,15 @@ class Joined:
     """The id that the static member had before."""
 
 
+class MemberMoved(ProtocolViolation):
+    """
+    A request may be older than what its member has done at another endpoint since.
+
+    Its connection is closed, and with it what the client has sent behind it: a commit there would undo a
+    newer one. A client that is still there connects again, and its next request counts.
+    """
+
+
 class GroupCoordinator:
     """The groups that clients of this endpoint use. Belongs to one event loop."""
 
@@ -155,22 +165,43 @@ class GroupCoordinator:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    async def apply(self, group_id: str, transition: Transition[T], *, member_id: str = "") -> T:
+    async def apply(
+        self, group_id: str, transition: Transition[T], *, member_id: str = "", was_here: bool | None = None
+    ) -> T:
         """
         Make a transition, and return its reply when the bucket has what it changed.
 
         A transition may be made several times, each time from a newer state. Only the last reply counts.
+        *was_here* is what `hears` said when the member's request arrived, if that was not now.
 
         Raises:
+            MemberMoved: The member was connected here, and has gone on at another endpoint since.
             ObjectTooLarge: The group would have more bytes than it may have.
             CorruptDataError: The group's object cannot be read.
             StorageUnavailable: The store does not answer. The change may be there, or come later.
         """
         one = self._opened(group_id)
+        may_have_moved = member_id in one.heard if was_here is None else was_here
         self._hear(one, member_id)
-        reply = await self._applied(one, transition)
+
+        def unless_moved(group: ConsumerGroup) -> Step[tuple[T] | None]:
+            member = group.members.get(member_id)
+            if may_have_moved and member is not None and member.endpoint_id != self.endpoint_id:
+                # The request may be older than what the member has committed there.
+                return Step(group, None)
+            step = transition(group)
+            return Step(step.group, (step.reply,))
+
+        reply = await self._applied(one, unless_moved)
+        if reply is None:
+            raise MemberMoved("a member has gone on at another endpoint since it was connected here")
         self._hear(one, member_id)
-        return reply
+        return reply[0]
+
+    def hears(self, group_id: str, member_id: str) -> bool:
+        """Say whether a member is connected here, as far as this endpoint knows."""
+        one = self._open.get(group_id)
+        return one is not None and member_id in one.heard
 
     async def _applied(self, one: _OpenGroup, transition: Transition[T]) -> T:
         if self._is_ending:
@@ -239,8 +270,10 @@ class GroupCoordinator:
         group_id: str,
         request: ConsumerHeartbeat,
         topic_of: Callable[[str], SubscribedTopic | None],
+        *,
+        was_here: bool | None = None,
     ) -> HeartbeatReply:
-        """Let a member of the newer protocol join, go on or leave. Raises as `apply` does."""
+        """Let a member of the newer protocol join, go on or leave. Arguments and errors are as of `apply`."""
         if request.epoch == JOINS and await self.is_full(group_id):
             return HeartbeatReply(GroupError.POLICY_VIOLATION)
         now_ms = self.now_ms()
@@ -254,7 +287,7 @@ class GroupCoordinator:
             if step.reply.error is GroupError.NONE and step.group == one.group:
                 self._hear(one, member_id)
                 return step.reply
-        return await self.apply(group_id, transition, member_id=member_id)
+        return await self.apply(group_id, transition, member_id=member_id, was_here=was_here)
 
     def _is_known(self, one: _OpenGroup) -> bool:
         """Say whether the last known state is so young that a heartbeat may be answered from it."""
@@ -294,11 +327,8 @@ class GroupCoordinator:
         versions = await self._store.versions()
         if len(versions) < self.limits.groups:
             return False
-        async with self._catalog_lock:
-            for other in versions.keys() - self._catalog.keys():
-                self._catalog[other] = await self._store.load(other)
-        known = (self._catalog.get(other) for other in versions)
-        existing = {one.group.group_id for one in known if one is not None and one.group.exists}
+        # Objects of deleted groups stay, so what they hold counts. Only those that changed are read.
+        existing = {one.group_id for one in await self.all_groups()}
         return group_id not in existing and len(existing) >= self.limits.groups
 
     async def all_groups(self) -> list[ConsumerGroup]:
@@ -536,7 +566,7 @@ class GroupCoordinator:
             log.info("members of a group are removed: they have gone silent", group=one.group_id, count=count)
 
     def _gone_since_ms(self, endpoint_id: str) -> int | None:
-        since = self._leases.gone_since(endpoint_id)
+        since = self._leases.gone_since(endpoint_id) if self._leases.is_judging else None
         return None if since is None else _ms(since)
 
     def _look_seconds(self, one: _OpenGroup) -> float:

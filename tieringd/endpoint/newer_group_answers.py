@@ -22,7 +22,7 @@ from tieringd.endpoint.cluster_answers import NO_DELAY
 from tieringd.endpoint.endpoint_settings import ApiKey
 from tieringd.endpoint.group_coordinator import GroupCoordinator
 from tieringd.endpoint.served_manifests import ServedTopics
-from tieringd.errors import ObjectTooLarge, TieringError
+from tieringd.errors import ObjectTooLarge, ProtocolViolation, TieringError
 from tieringd.formats.group_documents import is_storable_group
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.model.consumer_group import (
@@ -72,6 +72,7 @@ class NewerGroupAnswers:
 
     async def heartbeat(self, version: int, request: Any, access: Access, client: Client) -> Any:
         """Tell a member what it may read."""
+        was_here = self._coordinator.hears(request.group_id, request.member_id)
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.CONSUMER_GROUP_HEARTBEAT, version)
         error, text = self._fault(request, access, client)
@@ -81,7 +82,10 @@ class NewerGroupAnswers:
         if error is GroupError.NONE:
             try:
                 reply = await self._coordinator.consumer_heartbeat(
-                    request.group_id, self._asked(request, member_id, client), self._topic_of
+                    request.group_id,
+                    self._asked(request, member_id, client),
+                    self._topic_of,
+                    was_here=was_here,
                 )
             except TieringError as fault:
                 reply = HeartbeatReply(error_of(fault))
@@ -229,7 +233,14 @@ def group_fault(access: Access, group_id: str, operation: Operation) -> GroupErr
 
 
 def error_of(fault: TieringError) -> GroupError:
-    """Return the error for a group that could not be read or written. Clients try again, elsewhere too."""
+    """
+    Return the error for a group that could not be read or written. Clients try again, elsewhere too.
+
+    Raises:
+        ProtocolViolation: It is *fault*: the client's connection has to be closed.
+    """
+    if isinstance(fault, ProtocolViolation):
+        raise fault
     if isinstance(fault, ObjectTooLarge):
         return GroupError.GROUP_MAX_SIZE_REACHED
     return GroupError.COORDINATOR_NOT_AVAILABLE

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -85,6 +86,9 @@ class ServedTopics:
             lambda key: f"listing the {key} was cancelled: the endpoint is closed"
         )
         self._listed_at: float | None = None
+        self._known_at = -math.inf
+        """When the last listing that succeeded was begun."""
+        self._failed_at = -math.inf
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[UUID, ServedTopic] = {}
         self._contested: Mapping[str, tuple[str, ...]] = {}
@@ -133,16 +137,33 @@ class ServedTopics:
         # A slow or unavailable store does not block clients: they get the last listing.
         await asyncio.wait({listing.task}, timeout=_PATIENCE_SECONDS)
 
+    async def ensure_newest(self) -> None:
+        """
+        Make sure that the listing is no older than a second, because another endpoint knows a topic anew.
+
+        Raises:
+            StorageUnavailable: The bucket's topics cannot be listed now.
+        """
+        since = asyncio.get_running_loop().time() - _RETRY_SECONDS
+        while self._known_at < since:
+            asked_at = asyncio.get_running_loop().time()
+            await self._listings.arrived(self._listings.join("topics", self._refresh))
+            if self._failed_at >= asked_at:
+                raise StorageUnavailable("the bucket's topics cannot be listed now")
+
     async def close(self) -> None:
         """Cancel the listing that is running."""
         await self._listings.close()
 
     async def _refresh(self) -> None:
+        begun_at = asyncio.get_running_loop().time()
         try:
             await self._registry.refresh(None)
         except TieringError as error:
+            self._failed_at = asyncio.get_running_loop().time()
             log.warning("the bucket's topics cannot be listed; serving those known", error=str(error))
         else:
+            self._known_at = begun_at
             self._take(self._chosen())
         finally:
             # Set also after a failure, and at its end: the store is not asked again for every client.

@@ -80,6 +80,14 @@ class KnownPartitions(Protocol):
     def deleted_before(self, partition: TopicIdPartition) -> int:
         """Return the offset before which clients of the gateway deleted the records, or 0."""
 
+    def may_be_deleted_before(self, partition: TopicIdPartition) -> int:
+        """
+        Return an offset at or after which no client of the gateway has deleted anything.
+
+        It is `deleted_before` while the manifest is known. Otherwise a noted deletion may be of an earlier
+        leader epoch, and concern none of the records that are there now.
+        """
+
     async def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
         """
         Hide what *deletion* deletes from all clients of the port, from the return on until the daemon ends.
@@ -143,6 +151,11 @@ def hidden_in(manifest: PartitionManifest, noted: tuple[RecordDeletion, ...]) ->
     for one in noted:
         manifest = manifest.with_deletion(one)
     return manifest.deleted_before
+
+
+def hidden_at_most(noted: tuple[RecordDeletion, ...]) -> int:
+    """Return the offset before which *noted* deletions may hide records of a manifest that is not known."""
+    return max((one.before_offset for one in noted), default=0)
 
 
 def with_noted(noted: tuple[RecordDeletion, ...], deletion: RecordDeletion) -> tuple[RecordDeletion, ...]:

@@ -26,6 +26,7 @@ from tieringd.gateway.known_partitions import (
     PartitionName,
     PublishedNames,
     ReadablePartition,
+    hidden_at_most,
     hidden_in,
     name_of,
     with_noted,
@@ -152,6 +153,11 @@ class PublishedPartitions:
         """See `KnownPartitions`."""
         kept = self._kept.get(partition)
         return 0 if kept is None else hidden_in(kept.manifest, self._deletions.get(partition, ()))
+
+    def may_be_deleted_before(self, partition: TopicIdPartition) -> int:
+        """See `KnownPartitions`. Only the manifests that were read last are known."""
+        noted = self._deletions.get(partition, ())
+        return self.deleted_before(partition) if partition in self._kept else hidden_at_most(noted)
 
     async def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
         """Hide the records here, and have the daemon hide them in all other workers."""

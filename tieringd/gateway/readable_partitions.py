@@ -49,6 +49,7 @@ from tieringd.gateway.known_partitions import (
     PublishedNames,
     ReadablePartition,
     TopicNames,
+    hidden_at_most,
     hidden_in,
     name_of,
     with_noted,
@@ -148,10 +149,20 @@ class ReadablePartitions:
 
     def deleted_before(self, partition: TopicIdPartition) -> int:
         """Return the offset before which clients of the gateway deleted the records, or 0."""
+        manifest = self._known_manifest(partition)
+        return self._hidden_in(manifest, partition) if manifest is not None else 0
+
+    def may_be_deleted_before(self, partition: TopicIdPartition) -> int:
+        """See `KnownPartitions`."""
+        if self._known_manifest(partition) is not None:
+            return self.deleted_before(partition)
+        return hidden_at_most(self._deletions.get(partition, ()))
+
+    def _known_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
         manifest = self.last_manifest(partition)
         if manifest is None and partition in self._manifest_reads:
             manifest = self._manifest_reads[partition].stored.manifest
-        return self._hidden_in(manifest, partition) if manifest is not None else 0
+        return manifest
 
     async def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
         """See `KnownPartitions`."""

@@ -125,7 +125,7 @@ class RemoteAnswers:
     def deleted_before(self, topic: str | UUID, partition: int) -> int:
         """See `ArchiveAnswers`."""
         found = self._partitions.identified(topic, partition)
-        return 0 if found is None else self._partitions.deleted_before(found)
+        return 0 if found is None else self._partitions.may_be_deleted_before(found)
 
     async def close(self) -> None:
         """Cancel the look-ups and reads in the background."""

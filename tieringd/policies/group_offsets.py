@@ -8,7 +8,7 @@ while the group has no members.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tieringd.model.consumer_group import (
@@ -47,15 +47,26 @@ def commit(group: ConsumerGroup, request: CommitRequest) -> Step[GroupError]:
 
 
 def _merged(before: Offsets, added: Offsets) -> Offsets:
+    newest = {topic.name: topic for topic in added}
+    # Of a topic that was created again, only the newest counts.
     merged = {
-        # Of a topic that was created again, only the newest counts.
-        topic: partitions
-        for topic, partitions in before.items()
-        if not any(one.name == topic.name and one != topic for one in added)
+        topic: partitions for topic, partitions in before.items() if newest.get(topic.name, topic) == topic
     }
     for topic, partitions in added.items():
         merged[topic] = {**merged.get(topic, {}), **partitions}
     return {topic: partitions for topic, partitions in merged.items() if partitions}
+
+
+def knows_otherwise(group: ConsumerGroup, topics: Iterable[tuple[str, str | None]]) -> bool:
+    """
+    Say whether *group* has offsets of a topic with one of these names under another id.
+
+    Then the topic was created again, and either these ids are old, or those in the group.
+    """
+    ids: dict[str, set[str]] = {}
+    for topic in group.offsets:
+        ids.setdefault(topic.name, set()).add(topic.topic_id)
+    return any(ids.get(name, set()) - {topic_id} for name, topic_id in topics)
 
 
 def without_offsets(group: ConsumerGroup, removed: Mapping[str, Collection[int]]) -> ConsumerGroup:

@@ -45,11 +45,14 @@ def _partitions_of(group: ConsumerGroup, topic: str) -> list[GroupPartition]:
 def _uniform(
     group: ConsumerGroup, consumers: Mapping[str, ConsumerMember]
 ) -> dict[str, frozenset[GroupPartition]]:
-    readers: dict[GroupPartition, list[str]] = {}
-    for name in sorted(consumers):
-        for topic in consumers[name].subscribed:
-            for partition in _partitions_of(group, topic):
-                readers.setdefault(partition, []).append(name)
+    subscribers: dict[str, set[str]] = {}
+    for name, one in consumers.items():
+        for topic in one.subscribed:
+            subscribers.setdefault(topic, set()).add(name)
+    # All partitions of a topic share one set: a large group has millions of pairs of reader and partition.
+    readers = {
+        partition: names for topic, names in subscribers.items() for partition in _partitions_of(group, topic)
+    }
     least, more = divmod(len(readers), len(consumers))
     targets: dict[str, set[GroupPartition]] = {name: set() for name in consumers}
     taken: set[GroupPartition] = set()

@@ -123,3 +123,36 @@ async def test_stop_while_workers_start_does_not_wait_for_them():
         await until(lambda: len(pool.workers) == 2)
         stop.set()
         await starting
+
+
+async def test_worker_that_starts_slowly_is_not_killed():
+    """It lists a large bucket, or waits for its store. It says that it is alive until it serves."""
+    async with pool_of("slow", count=1, silent_seconds=0.6) as pool:
+        await pool.start()
+        assert pool.status()[0].restarts == 0
+
+
+async def test_defect_in_the_daemon_does_not_leave_a_place_empty():
+    """The worker's end was not noted, by a defect. Another worker takes its place all the same."""
+    failures = []
+
+    def on_end(worker):
+        if not failures:
+            raise ValueError(worker)
+
+    async with pool_of("serving", count=1, on_end=on_end, on_failure=failures.append) as pool:
+        await pool.start()
+        (first,) = pool.workers
+        os.kill(first.process.pid, signal.SIGKILL)
+        await until(lambda: pool.workers and first not in pool.workers and pool.workers[0].is_serving)
+        assert failures == ["gateway_worker"]
+
+
+async def test_end_by_a_signal_without_a_name_is_told():
+    """Python names only some signals."""
+    async with pool_of("serving", count=1) as pool:
+        await pool.start()
+        (first,) = pool.workers
+        os.kill(first.process.pid, signal.SIGRTMIN + 1)
+        await until(lambda: pool.workers and first not in pool.workers and pool.workers[0].is_serving)
+        assert pool.status()[0].last_end == f"by signal {signal.SIGRTMIN + 1}"

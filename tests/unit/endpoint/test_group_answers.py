@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,6 +18,7 @@ from tieringd.endpoint.endpoint_settings import ADVERTISED, ADVERTISED_WITH_GROU
 from tieringd.endpoint.users_file import Users
 from tieringd.errors import ConfigError, StorageDenied
 from tieringd.formats.group_documents import group_key
+from tieringd.formats.object_keys import TopicKey
 
 GROUP = "readers"
 
@@ -423,6 +425,41 @@ async def test_damaged_group_is_answered(archive, client):
     keys = [key for key in archive.store.objects if "consumer" in key]
     assert keys == [group_key(CLUSTER, "broken")]
     assert found[0] is ErrorCode.coordinator_not_available
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+async def test_topic_that_was_created_again_keeps_its_offsets(archive, client, tmp_path, is_commit):
+    """Another endpoint knows it already. An old listing neither hides its offsets nor replaces them."""
+    again = TopicKey(CLUSTER, "orders", "Z" * 21 + "A")
+    await archive.manifests.ensure_topic(again, partition_count=1)
+    async with (
+        group_endpoint(archive, tmp_path / "other") as endpoint,
+        connected(endpoint.server.port) as other,
+    ):
+        done = await other.ask(committing(9, "orders", {0: 5}))
+        assert done.topics[0].partitions[0].error_code is ErrorCode.none
+        if is_commit:
+            done = await client.ask(committing(9, "orders", {0: 900}))
+            assert done.topics[0].partitions[0].error_code is ErrorCode.unknown_topic_or_partition
+        for each in (other, client):
+            found = fetched(await each.ask(fetching(5, "orders", 0)), 5)
+            assert found == (ErrorCode.none, {0: (5, ErrorCode.none)})
+
+
+async def test_connection_of_a_member_that_moved_is_closed(archive, client, tmp_path):
+    """What its client has sent behind the old commit is not carried out either."""
+    member_id, generation = await member(client)
+    by_member = {"member_id": member_id, "generation": generation}
+    async with (
+        group_endpoint(archive, tmp_path / "other") as endpoint,
+        connected(endpoint.server.port) as other,
+    ):
+        done = await other.ask(committing(9, "orders", {0: 3}, **by_member))
+        assert done.topics[0].partitions[0].error_code is ErrorCode.none
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await client.ask(committing(9, "orders", {0: 2}, **by_member))
+        found = fetched(await other.ask(fetching(5, "orders", 0)), 5)
+        assert found == (ErrorCode.none, {0: (3, ErrorCode.none)})
 
 
 def rules_of(*rules):

@@ -18,13 +18,13 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import VirtualLoop
 from tieringd.archive.group_store import GroupStore
 from tieringd.endpoint.endpoint_nodes import LEASE_SECONDS, EndpointLeases
-from tieringd.endpoint.group_coordinator import GroupCoordinator
+from tieringd.endpoint.group_coordinator import GroupCoordinator, MemberMoved
 from tieringd.errors import ObjectTooLarge, StorageUnavailable, TieringError
 from tieringd.formats.group_documents import group_key
 from tieringd.metrics import Metrics
 from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupState, GroupTopic
 from tieringd.policies.group_membership import GroupError, GroupLimits, JoinRequest, SyncRequest, leave
-from tieringd.policies.group_offsets import CommitRequest, commit, offset_of
+from tieringd.policies.group_offsets import CommitRequest, commit, deleted, offset_of
 
 TOPIC = GroupTopic("orders", "A" * 22)
 PARTITIONS = 6
@@ -39,8 +39,12 @@ class SlowStore(MemoryStore):
         super().__init__(latency_seconds=0.0)
         self.random, self.fault_share = random, fault_share
         self.is_away = False
+        self.held = None
+        """While it is set, writes wait for this event."""
 
     async def _interrupted(self, work, *, is_write):
+        if is_write and self.held is not None:
+            await self.held.wait()
         if self.random is not None:
             await asyncio.sleep(self.random.uniform(0, 0.2))
         if self.is_away:
@@ -556,5 +560,82 @@ def test_damaged_group_is_an_error_of_its_own():
         assert await in_group("a", endpoint) == 1
         store.remove(group_key("c", "broken"))
         assert not (await endpoint.coordinator.read("broken")).exists
+
+    simulated(0, history)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_older_commit_of_a_member_that_moved_is_refused(is_slow):
+    """The member went on at another endpoint and committed there. Its older commit comes too late."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        generation = await in_group("a", first)
+        await first.coordinator.apply(GROUP, committing("a", first, generation, 5), member_id="a")
+        older = committing("a", first, generation, 10)
+        newer = committing("a", second, generation, 20)
+        if is_slow:
+            # Its write is under way when the other endpoint's is done.
+            held = store.held = asyncio.Event()
+            waiting = asyncio.create_task(first.coordinator.apply(GROUP, older, member_id="a"))
+            await asyncio.sleep(0.1)
+            store.held = None
+            assert await second.coordinator.apply(GROUP, newer, member_id="a") is GroupError.NONE
+            held.set()
+        else:
+            # It waits in the socket of an endpoint that stands still.
+            first.kill()
+            assert await second.coordinator.apply(GROUP, newer, member_id="a") is GroupError.NONE
+            waiting = asyncio.create_task(first.coordinator.apply(GROUP, older, member_id="a"))
+        with pytest.raises(MemberMoved):
+            await waiting
+        assert offset_of(await second.coordinator.read(GROUP), TOPIC, 0).offset == 20
+        # A member that comes back is served.
+        again = committing("a", first, generation, 30)
+        assert await first.coordinator.apply(GROUP, again, member_id="a") is GroupError.NONE
+
+    simulated(0, history)
+
+
+def test_deleted_group_makes_room_for_another_one():
+    """An endpoint that has counted it before does not count it for ever."""
+
+    async def history():
+        endpoint = await Endpoint(SlowStore(), 1, groups=2).start()
+        for number in range(2):
+            await endpoint.coordinator.apply(f"g{number}", committing("", endpoint, -1, 5))
+        assert await endpoint.coordinator.is_full("g2")
+        assert await endpoint.coordinator.apply("g0", deleted) is GroupError.NONE
+        assert not await endpoint.coordinator.is_full("g2")
+
+    simulated(0, history)
+
+
+@pytest.mark.parametrize("is_store_away", [True, False])
+def test_lease_that_had_ended_before_a_pause_is_looked_at_again(is_store_away):
+    """No look was made meanwhile, and the other endpoint renews its lease again: its members stay."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        generation = await in_group("a", first)
+        first.tasks[0].cancel()  # It does not renew its lease for a while.
+        while second.leases.gone_since(first.leases.endpoint_id) is None:
+            await asyncio.sleep(1)
+            await second.coordinator.read(GROUP)
+            await first.coordinator.heartbeat(GROUP, "a", None, generation)
+        first.tasks[0] = asyncio.create_task(first.leases.run())
+        if is_store_away:
+            store.is_away = True
+            for _ in range(20):
+                await asyncio.sleep(2)
+                with suppress(StorageUnavailable):
+                    await first.coordinator.heartbeat(GROUP, "a", None, generation)
+            store.is_away = False
+        else:
+            asyncio.get_running_loop().pass_time(60)
+        await asyncio.sleep(2)
+        assert await first.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
 
     simulated(0, history)

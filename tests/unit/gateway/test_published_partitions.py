@@ -179,3 +179,16 @@ async def test_memory_is_bounded_and_a_noted_deletion_is_kept():
         await known.find("orders", number)
     assert len(known._kept) == KEPT_MAX
     assert known.deleted_before(ORDERS) == 30
+
+
+@virtually
+async def test_deletion_counts_for_a_partition_whose_manifest_was_forgotten():
+    """A client reads more partitions than have room. What was prepared for it is dropped after a deletion."""
+    daemon = FakeDaemon()
+    numbers = tuple(range(KEPT_MAX + 5))
+    topics = (TopicNames("orders", ORDERS.topic_id, is_readable=True, numbers=numbers),)
+    known = worker_of(daemon, PublishedNames("c", topics))
+    for number in numbers:
+        await known.find("orders", number)
+    known.hide(ORDERS, RecordDeletion(30, 3))
+    assert known.may_be_deleted_before(ORDERS) == 30

@@ -27,6 +27,8 @@ from tieringd.storage.at_once import cancelled
 log = structlog.get_logger(__name__)
 
 _SIZE: Final = Struct("<Q")
+PULSE: Final = "pulse"
+"""The question whether a side is alive. It is answered at any time."""
 _NOTE: Final = 0
 """The number of messages without an answer."""
 Handlers = Mapping[str, Callable[..., Any]]
@@ -59,8 +61,8 @@ class Link:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
-        self._may_take = asyncio.Event()
-        self._may_take.set()
+        self._held: list[tuple[Any, ...]] | None = None
+        """While messages are held: those that have arrived."""
 
     @classmethod
     async def over(cls, sock: socket.socket, handlers: Handlers, *, other_side: str) -> Link:
@@ -96,12 +98,14 @@ class Link:
         await self._writer.drain()
 
     def hold(self) -> None:
-        """Leave further messages where they are, until `resume`."""
-        self._may_take.clear()
+        """Keep further messages until `resume`, except the question whether this side is alive."""
+        self._held = []
 
     def resume(self) -> None:
-        """Take messages again, in their order."""
-        self._may_take.set()
+        """Take the messages that were kept, in their order, and all others from now on."""
+        held, self._held = self._held or [], None
+        for message in held:
+            self._take(*message)
 
     async def run(self) -> None:
         """Take messages until the other side ends the link, or until cancelled."""
@@ -110,8 +114,10 @@ class Link:
                 (size,) = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))
                 # Only the process at the other end of the socket pair can have written this.
                 message = pickle.loads(await self._reader.readexactly(size))  # noqa: S301
-                await self._may_take.wait()
-                self._take(*message)
+                if self._held is None or message[2] == PULSE:
+                    self._take(*message)
+                else:
+                    self._held.append(message)
         except (asyncio.IncompleteReadError, OSError):
             return
         finally:
@@ -146,11 +152,9 @@ class Link:
 
     async def _finish(self, number: int, name: str, work: Coroutine[Any, Any, Any]) -> None:
         try:
-            found = await work
-        except Exception as error:  # noqa: BLE001 the other side gets it
+            self._answer(number, name, await work)
+        except Exception as error:  # noqa: BLE001 the other side gets it, also of what cannot be sent
             self._fail(number, name, error)
-        else:
-            self._answer(number, name, found)
 
     def _answer(self, number: int, name: str, found: Any) -> None:
         if number != _NOTE:
@@ -176,8 +180,13 @@ class Link:
 
 
 def error_parts(error: Exception) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Return an error of our tree as values that can be sent; `error_of` reverses it."""
-    return type(error).__name__, error.args, vars(error)
+    """
+    Return an error of our tree as values that can be sent; `error_of` reverses it.
+
+    An error that a module has made for itself is sent as the nearest one of the tree.
+    """
+    kind = next(one for one in type(error).__mro__ if getattr(errors, one.__name__, None) is one)
+    return kind.__name__, error.args, vars(error)
 
 
 def error_of(name: str, arguments: tuple[Any, ...], state: dict[str, Any]) -> TieringError:

@@ -29,7 +29,7 @@ from tieringd.daemon.heaps import keep_arenas_few
 from tieringd.daemon.loop_lag import measure_loop
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.daemon.workers.cache_room import RemoteRoom
-from tieringd.daemon.workers.link import Link, error_parts
+from tieringd.daemon.workers.link import PULSE, Link, error_parts
 from tieringd.errors import TieringError
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.shared_port import ConnectionCounts, SharedPort
@@ -116,7 +116,7 @@ async def run_worker(
 
     handlers: dict[str, Callable[..., Any]] = {
         "start": begin,
-        "pulse": lambda: None,
+        PULSE: lambda: None,
         "drain": lambda grace_seconds: stop.set(),  # noqa: ARG005 the server has the same grace
     }
     link = await Link.over(socket.socket(fileno=link_fd), handlers, other_side="the daemon")

@@ -19,16 +19,18 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
 
-from tieringd.daemon.workers.link import Handlers, Link, error_of
+from tieringd.daemon.workers.link import PULSE, Handlers, Link, error_of
 from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.errors import TieringError
 from tieringd.gateway.shared_port import ConnectionCounts
 from tieringd.metrics.gateway import WorkerMetrics
 from tieringd.metrics.merged import NOTHING, Figures, added
+from tieringd.metrics.restarts import restarted
 from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
@@ -157,7 +159,8 @@ class WorkerPool:
         """
         self._listener = self._listen()
         for slot in self._slots:
-            task = asyncio.get_running_loop().create_task(self._keep(slot))
+            keeping = restarted("gateway_worker", partial(self._keep, slot), on_failure=self._on_failure)
+            task = asyncio.get_running_loop().create_task(keeping)
             self._tasks.add(task)
         while not all(worker.is_serving for worker in self.workers) or len(self.workers) < len(self._slots):
             self._changed.clear()
@@ -358,7 +361,7 @@ async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
 async def _answers(link: Link, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            await link.ask("pulse")
+            await link.ask(PULSE)
     except TimeoutError:
         return False
     except TieringError:
@@ -380,6 +383,8 @@ def _end_of(worker: Worker) -> str:
     if worker.end:
         return f"killed: {worker.end}"
     if code < 0:
-        return f"by {signal.Signals(-code).name}"
+        # Not every signal has a name.
+        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+        return f"by {name}"
     text = f"with exit code {code}"
     return f"{text}: {worker.failure}" if worker.failure is not None else text
