@@ -69,7 +69,8 @@ class ErasureEvidence:
             return
         self.missed_by = [one for one in self.missed_by if not one[0].key_sha256 <= erasure.key_sha256]
         if not searched.has_expired:
-            self.missed_by.append((erasure, searched.start_offset))
+            # Nothing can be older than offset 0.
+            self.missed_by += [(erasure, searched.start_offset)] if searched.start_offset else []
             return
         begin = KnownBegin(searched.start_offset, erasure.begun_at_ms)
         # A later erasure tells of all that had expired before an earlier one, unless the archive began anew.
