@@ -30,8 +30,10 @@ from tieringd.formats.object_keys import parse_data_key
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX, Rewriting, RewritingKind, SegmentIdentity
 
-ERASURE_VERSION = 2
-"""Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
+ERASURE_VERSION = 3
+"""
+Version 1 had no `gone_over`, `objects_left` and `kept_by_store`. Version 2 did not say `has_expired`.
+"""
 
 REWRITING_VERSION = 1
 DELETION_VERSION = 1
@@ -75,6 +77,12 @@ class PartitionGoneOver:
     start_offset: int
     next_offset: int
     """Exclusive. Records from this offset on came later, and were not checked."""
+    has_expired: bool = False
+    """
+    Whether records before `start_offset` had expired, or a user had deleted them.
+
+    If not, archiving began there, or a record of version 2 does not say it: older objects count as before.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +241,10 @@ def _identity_of(key: str) -> SegmentIdentity:
 
 def _gone_over(row: dict[str, Any]) -> PartitionGoneOver:
     return PartitionGoneOver(
-        TopicIdPartition(**row["partition"]), int(row["start_offset"]), int(row["next_offset"])
+        TopicIdPartition(**row["partition"]),
+        int(row["start_offset"]),
+        int(row["next_offset"]),
+        bool(row.get("has_expired", False)),
     )
 
 

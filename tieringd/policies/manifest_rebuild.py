@@ -25,8 +25,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
-from operator import attrgetter
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 from tieringd.model.manifest import PartitionManifest
@@ -295,15 +295,27 @@ def _unrecorded(
     """
     told = {identity for one in recorded for identity in one.rewriting.stored}
     unknown = [one for one in left_out if one.segment.is_rewritten and one.identity not in told]
-    return tuple(
-        one
-        for one in unknown
-        if not any(
-            one.segment.uploaded_at_ms <= record.stored_at_ms
-            and any(one.identity.overlaps(other) for other in record.rewriting.stored)
-            for record in recorded
-        )
-    )
+    # Jobs store segments of the same offsets again and again: the last time of each range is enough.
+    stored_ms: dict[tuple[int, int], int] = {}
+    for record in recorded if unknown else ():
+        for each in record.rewriting.stored:
+            span = each.base_offset, each.last_offset
+            stored_ms[span] = max(record.stored_at_ms, stored_ms.get(span, record.stored_at_ms))
+    spans = sorted(stored_ms)
+    reach = list(accumulate((last for _, last in spans), max))
+    """The greatest last offset of each span and all before it."""
+
+    def is_done_again(one: StoredSegment) -> bool:
+        segment = one.segment
+        row = bisect_right(spans, segment.last_offset, key=itemgetter(0)) - 1
+        while row >= 0 and reach[row] >= segment.base_offset:
+            span = spans[row]
+            if span[1] >= segment.base_offset and stored_ms[span] >= segment.uploaded_at_ms:
+                return True
+            row -= 1
+        return False
+
+    return tuple(one for one in unknown if not is_done_again(one))
 
 
 def _choose(stored: Sequence[StoredSegment]) -> list[StoredSegment]:

@@ -151,6 +151,8 @@ class FileStore:
         )
         self._base = name_of(prefix) if prefix else ""
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
+        # What takes a range may wait for a disk that is not the store's. Puts and lists must not wait for it.
+        self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-read")
         self._is_swept = False
         self._times = StoreTimes()
         self._directories = DurableDirectories()
@@ -201,7 +203,8 @@ class FileStore:
             self._windows.pour(found_bytes, _Reading(fd, position).fill, take)
             return found_bytes
 
-        return await self._in_thread(lambda: self._read(key, name, read))
+        work = self._readers.submit(self._read, key, name, read)
+        return await finished(work, on_cancel=_do_nothing)
 
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size, version and checksum. The object is read for its checksum."""
@@ -243,6 +246,7 @@ class FileStore:
     async def close(self) -> None:
         """Shut down the threads once they are idle."""
         self._executor.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[[], T], on_cancel: Callable[[], None] = _do_nothing) -> T:
         return await finished(self._executor.submit(function), on_cancel=on_cancel)

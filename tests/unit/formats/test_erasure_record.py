@@ -29,7 +29,7 @@ from tieringd.model.segment import Rewriting, RewritingKind
 
 def test_records_are_written_as_the_golden_ones():
     """Audits may rely on every field of the records."""
-    begun, done = OWN / "erasure-begun.v2.json", OWN / "erasure-done.v2.json"
+    begun, done = OWN / "erasure-begun.v3.json", OWN / "erasure-done.v3.json"
     assert encode_erasure_request(ERASURE_REQUEST) == begun.read_bytes()
     assert encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME) == done.read_bytes()
 
@@ -88,12 +88,22 @@ def test_record_of_version_1_does_not_say_what_was_gone_over():
     assert old.rewritten
 
 
+def test_record_of_version_2_does_not_say_that_anything_had_expired():
+    """A record of version 2 leaves no older object out."""
+    document = json.loads(encode_erasure_outcome(ERASURE_REQUEST, OUTCOME))
+    new = decode_erasure(json.dumps(document).encode(), source="test")
+    assert [one.has_expired for one in new.gone_over or ()] == [True]
+    del document["gone_over"][0]["has_expired"]
+    old = decode_erasure(json.dumps(document | {"version": 2}).encode(), source="test")
+    assert [one.has_expired for one in old.gone_over or ()] == [False]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         pytest.param(lambda _: b"junk", id="no JSON"),
         pytest.param(lambda _: b"[]", id="no object"),
-        pytest.param(lambda document: _changed(document, version=3), id="newer version"),
+        pytest.param(lambda document: _changed(document, version=4), id="newer version"),
         pytest.param(lambda document: _changed(document, topics=None), id="no topics"),
         pytest.param(lambda document: _changed(document, gone_over=[{"partition": 1}]), id="no range"),
         pytest.param(lambda document: _with_stored(document, []), id="nothing stored"),

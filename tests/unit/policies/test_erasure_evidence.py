@@ -12,9 +12,9 @@ NEW = remote(0, 9, writer_id="rewritten-0e")
 REWRITING = Rewriting.of(RewritingKind.REWRITTEN, (remote(0, 9),), (NEW,))
 
 
-def erasure(at_ms, *, begins=None, keys=("k",), rewritten=(), tells=True) -> RecordedErasure:
+def erasure(at_ms, *, begins=None, expired=True, keys=("k",), rewritten=(), tells=True) -> RecordedErasure:
     """Return an erasure that began at a time; with *begins* it has gone over the partition from there on."""
-    gone_over = () if begins is None else (PartitionGoneOver(PARTITION, begins, 100),)
+    gone_over = () if begins is None else (PartitionGoneOver(PARTITION, begins, 100, expired),)
     return RecordedErasure(
         f"job-{at_ms}", at_ms, ("*",), frozenset(keys), rewritten, gone_over if tells else None
     )
@@ -46,6 +46,17 @@ def test_later_begin_takes_the_place_of_an_earlier_one():
     """A partition of a thousand erasures has one."""
     found = evidence_of(*(erasure(at, begins=at // 100) for at in range(1000, 2000, 100)))
     assert [(one.start_offset, one.at_ms) for one in found.begins] == [(19, 1900)]
+
+
+def test_archive_that_began_without_an_expiry_has_no_known_begin():
+    """An erasure of a manifest that began anew leaves no older object out: they have to be searched."""
+    anew = erasure(1000, begins=50, expired=False)
+    found = evidence_of(anew)
+    assert found.begins == ()
+    assert found.unsearched([remote(50, 59, uploaded_at_ms=5), remote(40, 49, uploaded_at_ms=1000)]) == []
+    assert found.unsearched([remote(50, 59, uploaded_at_ms=5), remote(40, 49, uploaded_at_ms=5)]) == [anew]
+    assert evidence_of(anew, erasure(2000, begins=0, expired=False)).unsearched([remote(0, 9)]) == []
+    assert evidence_of(erasure(500, begins=20), anew).begins == evidence_of(erasure(500, begins=20)).begins
 
 
 def test_erasure_of_the_same_keys_makes_good_for_one_that_missed_the_partition():

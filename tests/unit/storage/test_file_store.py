@@ -25,7 +25,7 @@ from tieringd.errors import (
     StoreFull,
 )
 from tieringd.storage.base import IfAbsent, IfVersion
-from tieringd.storage.file import FileStore
+from tieringd.storage.file import _THREADS, FileStore
 from tieringd.storage.file_directories import DurableDirectories
 from tieringd.storage.file_root import create_root, make_marker
 from tieringd.storage.file_tree import ROOT_MARKER
@@ -230,6 +230,30 @@ async def test_root_that_goes_away_is_not_made_again(store, root):
     with pytest.raises(BucketNotFound):
         await store.get("dir/key")
     assert not root.exists()
+
+
+async def test_ranges_that_are_not_taken_hold_up_no_other_request(store):
+    """A put and a get end while all readers of ranges wait for a cache disk that hangs."""
+    await store.put("key", b"value", crc32c=crc32c(b"value"))
+    disk_is_back, waiting = threading.Event(), threading.Semaphore(0)
+
+    def take(_: memoryview) -> None:
+        waiting.release()
+        disk_is_back.wait()
+
+    reads = [
+        asyncio.create_task(store.read_range("key", position=0, size_bytes=5, begin=lambda: take))
+        for _ in range(2 * _THREADS)
+    ]
+    try:
+        for _ in range(_THREADS):
+            await asyncio.to_thread(waiting.acquire)
+        async with asyncio.timeout(20):
+            await store.put("another", b"", crc32c=0)
+            assert (await store.get("key"))[0] == b"value"
+    finally:
+        disk_is_back.set()
+    assert await asyncio.gather(*reads) == [5] * len(reads)
 
 
 async def test_version_changes_with_the_same_bytes(store):

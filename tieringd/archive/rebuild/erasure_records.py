@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.job_records import RecordedErasure, decode_erasure
+from tieringd.formats.job_records import RecordedErasure, RewrittenPartition, decode_erasure
 from tieringd.formats.object_keys import ERASURES_PREFIX
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.erasure_evidence import ErasureEvidence
@@ -69,11 +69,29 @@ async def recorded_erasures(
             if isinstance(one, str):
                 found.faults.append(one)
                 continue
+            share_of = _shares(one)
             for topic, named in by_topic.items():
                 if matches(topic, one.topics):
                     for partition in named:
-                        found.evidence[partition].take(one, partition)
+                        found.evidence[partition].take(share_of(partition), partition)
     return found
+
+
+def _shares(erasure: RecordedErasure) -> Callable[[TopicIdPartition], RecordedErasure]:
+    """Return a function that returns what *erasure* says of one partition; each may have thousands."""
+    gone_over = {one.partition: (one,) for one in erasure.gone_over or ()}
+    rewritten: defaultdict[TopicIdPartition, list[RewrittenPartition]] = defaultdict(list)
+    for one in erasure.rewritten:
+        rewritten[one.partition].append(one)
+
+    def share_of(partition: TopicIdPartition) -> RecordedErasure:
+        return replace(
+            erasure,
+            rewritten=tuple(rewritten.get(partition, ())),
+            gone_over=None if erasure.gone_over is None else gone_over.get(partition, ()),
+        )
+
+    return share_of
 
 
 def _outcome_of(key: str) -> str:

@@ -245,7 +245,12 @@ def _gone_over(
     manifest: PartitionManifest, replaced_from: Mapping[TopicIdPartition, int]
 ) -> PartitionGoneOver:
     next_offset = replaced_from.get(manifest.partition, manifest.next_offset)
-    return PartitionGoneOver(manifest.partition, manifest.start_offset, next_offset)
+    return PartitionGoneOver(
+        manifest.partition,
+        manifest.start_offset,
+        next_offset,
+        has_expired=manifest.expired_at_ms is not None,
+    )
 
 
 async def _kept_by_store(bucket: Bucket, key: str) -> tuple[str, ...]:

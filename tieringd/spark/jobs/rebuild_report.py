@@ -76,7 +76,7 @@ class RebuiltPartition:
             )
         for job in self.unsearched_by:
             yield (
-                f"{name}: erasure {job} has not searched this partition, or not to its end, and objects from "
+                f"{name}: erasure {job} has not searched this partition, or not all of it, and objects from "
                 "before it are back: records with the erased keys may be among them. Run that erasure again"
             )
         for job, some in self.plan.brought_back if self.plan else ():

@@ -319,6 +319,29 @@ def test_what_had_expired_before_an_erasure_stays_out(shelf):
     assert [one["reason"] for one in left_out].count(EXPIRED) == 2
 
 
+def test_archive_that_began_anew_before_an_erasure_comes_back_whole(shelf):
+    """A rebuild leaves nothing out that is older than a manifest which began anew: nothing had expired."""
+    writer = keyed(shelf)
+    before = readings(shelf, writer)
+
+    def anew(manifest: PartitionManifest) -> PartitionManifest:
+        start_offset = manifest.segments[2].base_offset
+        return replace(manifest, start_offset=start_offset, segments=manifest.segments.without_head(2))
+
+    edit(shelf, writer, anew)
+    assert erased(shelf, b"none").faults == ()
+
+    (fault,) = rebuild(shelf, replace=True).faults
+
+    assert fault.startswith("orders-0: erasure ")
+    assert "records with the erased keys may be among them. Run that erasure again" in fault
+    assert readings(shelf, writer) == before
+    assert erased(shelf, b"none").faults == ()
+    lose_manifests(shelf)
+    assert rebuild(shelf).faults == (), "an erasure of the same keys has gone over all of it since"
+    assert readings(shelf, writer) == before
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_partition_that_an_erasure_has_not_gone_over_is_told(shelf, is_killed):
     """Its manifest was lost by then, or the job was killed: what comes back has to be searched."""
