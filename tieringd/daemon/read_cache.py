@@ -26,6 +26,7 @@ from tieringd.reading.hydrator import HydrationLimits, Hydrator
 from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.shared_cache import CacheRoom, SharedCacheKeeper
 from tieringd.space.space_manager import area_settings
+from tieringd.storage.store_opening import store_limits
 
 
 def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> KeeperSettings:
@@ -52,13 +53,15 @@ def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> Keepe
 def hydration_limits(config: Config, *, workers: int = 1) -> HydrationLimits:
     """Return how segments are cut into chunks and fetched. Memory is divided among *workers*."""
     limits, downloads = HydrationLimits(), DownloadLimits()
+    # A download holds a connection until the cache disk has the bytes. A disk that hangs leaves some for uploads.
+    for_reads = 3 * store_limits(config).max_concurrent_requests // 4
     return HydrationLimits(
         chunk_bytes=config.cloud_storage_cache_chunk_size,
         is_whole=config.cloud_storage_disable_chunk_reads,
         index_bytes_max=limits.index_bytes_max // workers,
         downloads=replace(
             downloads,
-            downloads_max=max(1, downloads.downloads_max // workers),
+            downloads_max=max(1, min(downloads.downloads_max // workers, for_reads)),
             bytes_max=max(downloads.stream_bytes_max, downloads.bytes_max // workers),
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.unit.config.texts import TIERED, parsed
 from tieringd.daemon.read_cache import hydration_limits, keeper_settings
 from tieringd.policies.cache_trim import TrimLimits
+from tieringd.storage.store_opening import store_limits
 
 GIB = 2**30
 DISK = {"disk_bytes": 1000 * GIB, "has_logs": True}
@@ -44,3 +45,13 @@ storage_min_free_bytes: 1GiB
 
 
 NO_CACHE = "cloud_storage_cache_size_percent: 0\n"
+
+
+def test_downloads_leave_connections_to_uploads():
+    """A cache disk that hangs holds its downloads, and with them at most three connections of four."""
+    for connections in (1, 2, 5, 100):
+        config = parsed(TIERED + f"cloud_storage_max_connections: {connections}\n")
+        downloads = hydration_limits(config).downloads.downloads_max
+        slots = store_limits(config).max_concurrent_requests
+        assert 1 <= downloads <= max(1, slots * 3 // 4)
+    assert downloads == 16
