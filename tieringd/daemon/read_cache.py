@@ -53,7 +53,7 @@ def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> Keepe
 def hydration_limits(config: Config, *, workers: int = 1) -> HydrationLimits:
     """Return how segments are cut into chunks and fetched. Memory is divided among *workers*."""
     limits, downloads = HydrationLimits(), DownloadLimits()
-    # A download holds a connection until the cache disk has the bytes. A disk that hangs leaves some for uploads.
+    # A download holds a connection until the cache disk has the bytes. A hung disk leaves some for uploads.
     for_reads = 3 * store_limits(config).max_concurrent_requests // 4
     return HydrationLimits(
         chunk_bytes=config.cloud_storage_cache_chunk_size,
