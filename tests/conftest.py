@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from tests.support.examples import load_profile
 
@@ -52,3 +53,16 @@ def idle_loop() -> Iterator[None]:
     asyncio.set_event_loop(loop)
     yield
     loop.close()
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """
+    Give the log its settings back after each test.
+
+    A command that is loaded in this process sets the log up for its own standard error. pytest closes that
+    with the test, and later tests would write to a closed file.
+    """
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)

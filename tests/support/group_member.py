@@ -87,7 +87,8 @@ def run_librdkafka(bootstrap, group, topic, settings):
         read += 1
         if read % _COMMIT_EACH == 0:
             commit()
-        time.sleep(0.01)
+        # Records take some time, so that the test can act while they are read.
+        time.sleep(0.03)
     commit()
     consumer.close()
 
