@@ -146,6 +146,11 @@ def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tm
     """Each record is read, and none again that was committed before its partition changed hands."""
     first, second = endpoint_of("first"), endpoint_of("second")
     bootstrap = f"{first.bootstrap},{second.bootstrap}"
+    # aiokafka asks only nodes of the metadata again: it has to learn of the second before the first dies.
+    until(
+        lambda: all(one.metric("tieringd_endpoint_live_endpoints") == 2 for one in (first, second)),
+        "each endpoint knows the other one",
+    )
     with members(tmp_path) as start:
         consumers = [start(f"member-{number}", library, bootstrap, "readers", topic) for number in range(3)]
         for each in consumers:

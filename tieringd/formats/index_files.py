@@ -93,7 +93,8 @@ def time_index_columns(data: bytes, *, base_offset: int) -> tuple[Sequence[int],
     words = _words(data, entry_words=3)
     high, low, relative_offsets = words[0::3], words[1::3], words[2::3]
     timestamps = [upper << 32 | lower for upper, lower in zip(high, low, strict=True)]
-    if any(words) and high[0] < _SIGN_BIT and _ascends(timestamps, lt) and _ascends(relative_offsets, le):
+    # These timestamps have no sign. Where they ascend, a negative one would be the last.
+    if any(words) and high[-1] < _SIGN_BIT and _ascends(timestamps, lt) and _ascends(relative_offsets, le):
         return timestamps, [base_offset + each for each in relative_offsets]
     entries = parse_time_index(data, base_offset=base_offset)
     return [entry.timestamp_ms for entry in entries], [entry.offset for entry in entries]

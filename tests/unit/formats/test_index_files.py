@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.builders import GOLDEN, golden_log
@@ -70,6 +70,7 @@ def test_time_index_survives_encoding_and_allocated_room(base_offset, offsets, t
 
 
 @given(st.integers(0, 2**40), st.binary(max_size=40) | st.integers(0, 5).map(lambda count: bytes(24 * count)))
+@example(0, bytes(12) + b"\x80" + bytes(11))
 def test_columns_of_arbitrary_bytes_are_those_of_the_entries(base_offset, data):
     """Columns and entries are two views of one index, faults included."""
     for columns_of, entries_of in (
