@@ -173,7 +173,7 @@ def _join_lines(command: Any) -> None:
     """
     Make the help of *command* from its docstring: each paragraph is one line, for terminals of any width.
 
-    What the function raises is for readers of the code.
+    The section of errors is left out: it is for readers of the code.
     """
     text = cleandoc(command.help or "").partition("\n\nRaises:")[0]
     command.help = re.sub(r"(?<!\n)\n(?![\n \-*])", " ", text)

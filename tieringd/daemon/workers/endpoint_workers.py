@@ -46,7 +46,7 @@ ENDPOINT: Final = "endpoint"
 
 @dataclass(frozen=True, slots=True)
 class EndpointDetails:
-    """What only the workers of an endpoint are told."""
+    """Facts for the workers of an endpoint alone."""
 
     from_cluster: str | None
 

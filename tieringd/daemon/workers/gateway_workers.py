@@ -65,7 +65,7 @@ _STATE_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class GatewayDetails:
-    """What only the workers of a gateway are told."""
+    """Facts for the workers of a gateway alone."""
 
     names: PublishedNames | None
     deletions: Mapping[TopicIdPartition, tuple[RecordDeletion, ...]]

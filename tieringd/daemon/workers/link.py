@@ -32,7 +32,7 @@ PULSE: Final = "pulse"
 _NOTE: Final = 0
 """The number of messages without an answer."""
 Handlers = Mapping[str, Callable[..., Any]]
-"""What a side does on a message, by the message's name. A coroutine function may wait before its answer."""
+"""Functions of one side for messages, by name. A coroutine function may wait before its answer."""
 
 
 class _Kind(IntEnum):

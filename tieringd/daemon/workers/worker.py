@@ -47,7 +47,7 @@ _FORWARDED: Final = frozenset({"warning", "error", "exception", "critical"})
 
 
 class Part(Protocol):
-    """What a kind of worker serves clients with."""
+    """The part of a worker that serves clients."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until *stop* is set."""
@@ -55,7 +55,7 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a worker is told first."""
+    """The first message to a worker."""
 
     config: Config
     """The configuration that the daemon uses, which its file may not have any more."""
@@ -64,12 +64,12 @@ class WorkerStart:
     port: int
     kind: str
     details: Any = None
-    """What only workers of this kind are told."""
+    """Facts for workers of this kind alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What every kind of worker is built on."""
+    """The parts that every kind of worker is built on."""
 
     start: WorkerStart
     archive: Archive
@@ -77,7 +77,7 @@ class WorkerParts:
     metrics: Metrics
     link: Link
     handlers: dict[str, Callable[..., Any]]
-    """What the daemon may tell. A kind of worker adds its own."""
+    """Functions for the messages of the daemon, by name. A kind of worker adds its own."""
     port: SharedPort
 
     async def begin(self, server: GatewayServer) -> None:
@@ -110,7 +110,7 @@ async def run_worker(
     stop = asyncio.Event()
 
     def begin(start: WorkerStart) -> None:
-        # What comes after it is for parts that have to be built first.
+        # Later messages are for parts that are not built yet.
         link.hold()
         started.set_result(start)
 

@@ -125,7 +125,7 @@ class WorkerPool:
         self._counts_fd, self._counts = ConnectionCounts.create(count)
         self._slots = [_Slot(number) for number in range(count)]
         self._ended: Figures = NOTHING
-        """What workers that have ended had counted at the last scrape."""
+        """Counts at the last scrape of workers that have ended since."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_started = False
