@@ -83,9 +83,16 @@ def trimmed(config) -> Iterator[Daemon]:
 
 
 def until_trimmed(daemon) -> None:
-    """Return when the log is trimmed, and the daemon has seen that it is."""
+    """Return when all closed segments are archived, the log is trimmed, and the daemon has seen that it is."""
     daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-    daemon.until_rounds(3)
+    daemon.until(
+        lambda: daemon.metric("tieringd_upload_pending_segments") == 0, "all closed segments are archived"
+    )
+    trims = -1
+    # A segment that is archived after the first trim is trimmed by a second one.
+    while trims != len(daemon.events("local log trimmed")):
+        trims = len(daemon.events("local log trimmed"))
+        daemon.until_rounds(3)
 
 
 @asynccontextmanager

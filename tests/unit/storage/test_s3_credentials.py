@@ -126,17 +126,22 @@ async def test_end_of_the_credentials_is_known(role, source, lifetime_seconds):
         assert store.credentials_end == pytest.approx(time.time() + service.lifetime_seconds, abs=60)
 
 
-async def test_metadata_service_that_did_not_renew_is_asked_again(role):
+@pytest.mark.parametrize("moved_by_seconds", [120, 600])
+async def test_metadata_service_that_did_not_renew_is_asked_again(role, moved_by_seconds, monkeypatch):
     """The SDK would use the credentials past their end, and not ask again before."""
+    # The SDK moves an end that is near by a random time. It asks a second time at once after a short one.
+    monkeypatch.setattr("botocore.utils.random.randint", lambda *_: moved_by_seconds)
     service, bucket = CredentialService(lifetime_seconds=FIVE_MINUTES), Bucket()
     async with store_with(role, "metadata", service, bucket) as store:
         await store.get("key")
+        first = service.issued
         service.lifetime_seconds = 3600
         await store.get("key")
         await refreshed(store)
         assert store.credentials_end > time.time() + FIVE_MINUTES
         await store.get("key")
-    assert bucket.signers[::2] == ["ASIA1", "ASIA2"]
+    assert service.issued == first + 1
+    assert bucket.signers[::2] == [f"ASIA{first}", f"ASIA{first + 1}"]
 
 
 async def test_instance_metadata_is_asked_with_a_session_token(role):
