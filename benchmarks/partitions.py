@@ -1,12 +1,12 @@
 """
-What do ten thousand idle partitions cost, and how soon is a closed segment seen among them?
+What do ten thousand idle partitions cost, or another number? How soon is a closed segment seen among them?
 
 The real `tieringd run` beside log directories without a broker, with a directory as its bucket and
 its defaults, so a round every ten seconds. Each partition has one small active segment, its indexes, its
 topic id and its leader epochs. CPU and memory are read from /proc while nothing else is asked of the
 process. Then segments are closed, one at a time, and the log says when each is durable.
 
-    python -m benchmarks.partitions [--quick] [--json FILE]
+    python -m benchmarks.partitions [--quick] [--partitions N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -55,20 +55,24 @@ def main() -> None:
         "--quick", action="store_true", help="half of the idle time, about two minutes in all"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    parser.add_argument(
+        "--partitions", type=int, default=PARTITIONS, metavar="N", help=f"how many (default {PARTITIONS:,})"
+    )
     options = parser.parse_args()
+    count = options.partitions
     where = machine("asyncinotify", "prometheus-client")
     with tempfile.TemporaryDirectory(prefix="tieringd-partitions-") as directory:
         root = Path(directory)
-        write_idle_partitions(root / "log", count=PARTITIONS)
+        write_idle_partitions(root / "log", count=count)
         figures = measure_daemon(
             root,
+            count=count,
             idle_seconds=_QUICK_IDLE_SECONDS if options.quick else _IDLE_SECONDS,
             rolls=_QUICK_ROLLS if options.quick else _ROLLS,
         )
-        figures |= measure_scan(root / "log")
-    print(
-        f"{PARTITIONS:,} idle partitions of {PARTITIONS // _PARTITIONS_PER_TOPIC} topics, a round every 10 s"
-    )
+        figures |= measure_scan(root / "log", count=count)
+    topics = -(-count // _PARTITIONS_PER_TOPIC)
+    print(f"{count:,} idle partitions of {topics} topics, a round every 10 s")
     print(where)
     print()
     for name, value in figures.items():
@@ -94,7 +98,7 @@ def write_idle_partitions(log_dir: Path, *, count: int) -> None:
         (directory / f"{0:020d}.timeindex").touch()
 
 
-def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, float]:
+def measure_daemon(root: Path, *, count: int, idle_seconds: float, rolls: int) -> dict[str, float]:
     """Run the daemon, let it settle, and measure it idle; then close segments under it."""
     log_dir = root / "log"
     settings = directory_config([log_dir], root / "archive", root / "state")
@@ -104,7 +108,7 @@ def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, 
     started = time.monotonic()
     with running_daemon(config) as daemon:
         events = DaemonEvents(daemon)
-        until(lambda: len(events.named("archiving")) == PARTITIONS, daemon, "every partition is claimed")
+        until(lambda: len(events.named("archiving")) == count, daemon, "every partition is claimed")
         start_seconds = time.monotonic() - started
         time.sleep(_SETTLING_SECONDS)
         figures = measure_idle(daemon, seconds=idle_seconds)
@@ -113,7 +117,7 @@ def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, 
         figures["metrics_series"] = sum(not line.startswith("#") for line in page.splitlines())
         figures["metrics_loop_ms"] = loop_stall_ms(daemon, "/metrics")
         figures["partition_metrics_loop_ms"] = loop_stall_ms(daemon, "/metrics/partitions")
-        assert _value(page, "tieringd_led_partitions") == PARTITIONS, "some partition is not archived"
+        assert _value(page, "tieringd_led_partitions") == count, "some partition is not archived"
         round_seconds = [_value(page, _ROUND_SECONDS)]
         if events.named(_NO_WATCHES):
             print("There are too few inotify watches: closed segments are seen by the rescan only.")
@@ -121,7 +125,7 @@ def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, 
         for number in range(rolls):
             # Spread over the interval, and not in step with the rounds.
             time.sleep(_INTERVAL_SECONDS / 3)
-            seen.append(seconds_until_durable(daemon, events, log_dir, number=number * 1237 % PARTITIONS))
+            seen.append(seconds_until_durable(daemon, events, log_dir, number=number * 1237 % count))
             round_seconds.append(_value(_metrics_page(daemon)[0], _ROUND_SECONDS))
     return figures | {
         "rescan_seconds": median(round_seconds),
@@ -197,21 +201,21 @@ def seconds_until_durable(daemon: Daemon, events: DaemonEvents, log_dir: Path, *
     return time.monotonic() - before
 
 
-def measure_scan(log_dir: Path) -> dict[str, float]:
+def measure_scan(log_dir: Path, *, count: int) -> dict[str, float]:
     """Time the looks at the files by themselves: the first, and one that remembers the last."""
     layout, broker = KafkaLayout(), DirectoryBroker([str(log_dir)])
 
     async def scan() -> float:
         before = time.monotonic()
         scan = layout.scan([str(log_dir)])
-        assert len(scan.partitions) == PARTITIONS, f"{len(scan.partitions)} partitions were found"
+        assert len(scan.partitions) == count, f"{len(scan.partitions)} partitions were found"
         assert not scan.problems, scan.problems[0]
         view = await broker.replicas(scan.partitions)
         bounds = await broker.log_bounds(
             [layout.read_log(one, ()) for one in scan.partitions],
             leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
         )
-        assert len(bounds) == PARTITIONS, "some log has no bounds"
+        assert len(bounds) == count, "some log has no bounds"
         return time.monotonic() - before
 
     async def scans() -> list[float]:

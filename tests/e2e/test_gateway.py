@@ -83,7 +83,7 @@ def trimmed(config) -> Iterator[Daemon]:
 
 
 def until_trimmed(daemon) -> None:
-    """Return when all closed segments are archived, the log is trimmed, and the daemon has seen that it is."""
+    """Return when closed segments are archived, the log is trimmed, and the daemon has seen that it is."""
     daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
     daemon.until(
         lambda: daemon.metric("tieringd_upload_pending_segments") == 0, "all closed segments are archived"

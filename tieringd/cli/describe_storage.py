@@ -25,8 +25,8 @@ from tieringd.cli.options import (
 )
 from tieringd.cli.topic_snapshot import PartitionSnapshot, TopicSnapshot, take_topic_snapshot
 from tieringd.clock import wall_clock_ms
+from tieringd.model.human_units import span
 from tieringd.model.manifest import PartitionManifest
-from tieringd.policies.limit_wording import span
 from tieringd.policies.total_retention import total_bytes
 
 _MODES = {

@@ -14,12 +14,12 @@ import typer
 from tieringd.cli.daemon_status import asked, why_silent
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document
 from tieringd.config import Config
-from tieringd.daemon.human_units import duration, size
 from tieringd.daemon.operator_tasks import Task
 from tieringd.daemon.overview import DiskLine, Overview, PartitionLine, UploadLine
 from tieringd.daemon.recent_errors import FoldedError
 from tieringd.daemon.status_page import scaled, times
 from tieringd.daemon.workers.worker_status import WorkerStatus
+from tieringd.model.human_units import duration, size
 
 _COLUMNS: Final = 79
 _BAR: Final = 24
@@ -79,7 +79,7 @@ def screen(seen: Overview) -> Iterator[str]:
     loss = "not near" if seen.seconds_to_loss is None else duration(seen.seconds_to_loss)
     yield ""
     yield (
-        f"{seen.led_partitions} partitions led, {seen.followed_partitions} followed, "
+        f"partitions: {seen.led_partitions} led, {seen.followed_partitions} followed, "
         f"{sum(seen.faults.values())} in error"
     )
     yield (

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tieringd.archiving.partition_status import PartitionFault
-from tieringd.daemon.human_units import duration, size
 from tieringd.metrics.partition_figures import by_labels
+from tieringd.model.human_units import duration, size
 
 if TYPE_CHECKING:
     from tieringd.metrics import Metrics

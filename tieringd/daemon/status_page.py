@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Final
 
-from tieringd.daemon.human_units import duration, size
 from tieringd.daemon.overview import MOST_PARTITIONS, Overview, PartitionLine
 from tieringd.daemon.recent_errors import WINDOW_SECONDS
+from tieringd.model.human_units import duration, size
 
 CONTENT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _REFRESH_SECONDS: Final = 10

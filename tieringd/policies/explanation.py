@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 
+from tieringd.model.human_units import span
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
@@ -22,7 +23,7 @@ from tieringd.model.partition import LogBounds
 from tieringd.model.segment import LocalSegment, RemoteSegment
 from tieringd.policies.compacted_reupload import ReuploadPlan, plan_reuploads
 from tieringd.policies.durability import why_not_durable
-from tieringd.policies.limit_wording import KeptReason, kept_in_total, kept_locally, span
+from tieringd.policies.limit_wording import KeptReason, kept_in_total, kept_locally
 from tieringd.policies.local_hint import HintShape
 from tieringd.policies.local_retention import LocalTarget, TrimPlan, plan_trim
 from tieringd.policies.retention_time import retention_time_ms

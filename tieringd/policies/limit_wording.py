@@ -9,16 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tieringd.model.human_units import span
 from tieringd.policies.local_retention import LocalLimit, LocalTarget
 from tieringd.policies.total_retention import TotalRetention
-
-_UNITS: tuple[tuple[str, int], ...] = (
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("min", 60_000),
-    ("s", 1_000),
-    ("ms", 1),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +75,6 @@ def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_
         f"total retention removes the segment {' or '.join(ways)}",
         due_ms,
     )
-
-
-def span(milliseconds: int) -> str:
-    """Return a duration in its two largest units; a negative one counts as zero."""
-    left = max(0, milliseconds)
-    for number, (unit, size) in enumerate(_UNITS):
-        count, rest = divmod(left, size)
-        if count:
-            smaller, smaller_size = _UNITS[min(number + 1, len(_UNITS) - 1)]
-            small_count = rest // smaller_size
-            return f"{count} {unit} {small_count} {smaller}" if small_count else f"{count} {unit}"
-    return "0 s"
 
 
 def _source(limit: LocalLimit) -> str:

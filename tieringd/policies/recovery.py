@@ -22,6 +22,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tieringd.model.human_units import span
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import RemoteSegment
@@ -97,7 +98,7 @@ def target_fault(
     kept_ms = int(settings.get("retention.ms", _UNLIMITED))
     if kept_ms >= 0 and 0 <= oldest_ms < now_ms - kept_ms:
         return TargetFault(
-            f"retention.ms={kept_ms}, but the oldest record is {now_ms - oldest_ms} ms old: the broker "
+            f"retention.ms={kept_ms}, but the oldest record is {span(now_ms - oldest_ms)} old: the broker "
             "would delete it within minutes",
             "Set retention.ms=-1 for the topic, or restore less with --last-ms",
         )

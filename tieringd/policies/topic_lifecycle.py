@@ -25,6 +25,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from tieringd.errors import ConfigError
+from tieringd.model.human_units import span
 from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS, is_impossible
@@ -270,7 +271,7 @@ def plan_purge(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) 
         return PurgePlan(PurgeStep.CLAIM, "no daemon has the lease")
     if lease.owner == by:
         return PurgePlan(PurgeStep.WORK, "this daemon has the lease")
-    return PurgePlan(PurgeStep.NOTHING, f"{lease.owner} has the lease for {lease.until_ms - now_ms} ms")
+    return PurgePlan(PurgeStep.NOTHING, f"{lease.owner} has the lease for {span(lease.until_ms - now_ms)}")
 
 
 def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> str:
@@ -281,7 +282,7 @@ def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> st
     if manifest.lifecycle is Lifecycle.DELETED:
         # A clock that was set back lengthens the grace; it never shortens it.
         left_ms = deletion.noted_at_ms + grace_ms - now_ms
-        return f"the grace period has {left_ms} ms left" if left_ms > 0 else ""
+        return f"the grace period has {span(left_ms)} left" if left_ms > 0 else ""
     if manifest.lifecycle is Lifecycle.PURGED:
         if deletion.checked_at_ms is not None:
             return "the archive is purged, and was searched for late objects"

@@ -51,6 +51,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tieringd.model.human_units import span
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import LocalSegment
@@ -299,7 +300,7 @@ def _why_kept(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: 
         if age_ms >= limits.limit_ms:
             return ""
         if age_ms < 0:
-            reasons.append(f"its newest record is dated {-age_ms} ms in the future")
+            reasons.append(f"its newest record is dated {span(-age_ms)} in the future")
         else:
-            reasons.append(f"its newest record is {age_ms} of at most {limits.limit_ms} ms old")
+            reasons.append(f"its newest record is {span(age_ms)} of at most {span(limits.limit_ms)} old")
     return ", and ".join(reasons)

@@ -16,11 +16,11 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.uploads import settle
 from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.cli.status import screen
-from tieringd.daemon.human_units import duration, size
 from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.status_page import page, scaled
 from tieringd.metrics.partition_figures import PartitionFigures
+from tieringd.model.human_units import duration, size
 from tieringd.model.partition import NO_TOPIC_ID, Leadership, TopicIdPartition, TopicPartition
 
 VOID = {"meta", "rect", "br"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tieringd.policies.limit_wording import KeptReason, kept_in_total, kept_locally, span
+from tieringd.model.human_units import span
+from tieringd.policies.limit_wording import KeptReason, kept_in_total, kept_locally
 from tieringd.policies.local_retention import LocalLimit, LocalTarget
 from tieringd.policies.total_retention import TotalRetention
 

@@ -49,7 +49,7 @@ def test_name_that_no_topic_may_have_is_refused(renaming, message):
         pytest.param(KEEPING, None, id="created by us"),
         pytest.param({}, None, id="nothing known"),
         pytest.param({"retention.ms": "1000"}, None, id="just young enough"),
-        pytest.param({"retention.ms": "999"}, "retention.ms=999, but the oldest record is 1000 ms", id="old"),
+        pytest.param({"retention.ms": "999"}, "retention.ms=999, but the oldest record is 1 s old", id="old"),
         pytest.param({"retention.ms": "999", "cleanup.policy": "compact"}, None, id="compacted only"),
         pytest.param(
             {"retention.ms": "999", "cleanup.policy": "compact,delete"}, "retention.ms=999", id="both"

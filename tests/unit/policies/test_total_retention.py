@@ -111,20 +111,20 @@ def test_total_retention_takes_nothing_where_it_has_no_say(limits, because):
         pytest.param(
             TotalRetention(100, None),
             TIME_MS + 99,
-            "segment 0 stays: its newest record is 99 of at most 100 ms old",
+            "segment 0 stays: its newest record is 99 ms of at most 100 ms old",
             id="time",
         ),
         pytest.param(
             TotalRetention(100, 60_000),
             TIME_MS + 5,
             "segment 0 stays: the partition has 51712 of at most 60000 bytes, "
-            "and its newest record is 5 of at most 100 ms old",
+            "and its newest record is 5 ms of at most 100 ms old",
             id="both",
         ),
         pytest.param(
             TotalRetention(100, None),
             TIME_MS,
-            "segment 0 stays: its newest record is 0 of at most 100 ms old",
+            "segment 0 stays: its newest record is 0 s of at most 100 ms old",
             id="brand new",
         ),
         pytest.param(
@@ -234,7 +234,7 @@ def test_total_retention_of_a_write_only_topic_keeps_what_its_limits_keep():
     for log_start_offset in (0, 9999):
         found = plan(fifty(), limits, log_start_offset=log_start_offset)
         assert found.segments == 0
-        assert found.kept_because == "segment 0 stays: its newest record is 0 of at most 1000 ms old"
+        assert found.kept_because == "segment 0 stays: its newest record is 0 s of at most 1 s old"
 
 
 @pytest.mark.parametrize(
