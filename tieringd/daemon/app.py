@@ -34,7 +34,7 @@ from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
 from tieringd.daemon.workers.gateway_workers import GatewayWorkers
-from tieringd.daemon.workers.worker_pool import done_before
+from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
 from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -162,10 +162,10 @@ async def run_daemon(
                 store=parts.archive.store,
                 space=parts.disks.space,
                 errors=errors,
-                workers=parts.gateway.pool.status if isinstance(parts.gateway, GatewayWorkers) else tuple,
+                workers=_workers_of(parts),
             ),
             reload=hangup.set,
-            workers=parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None,
+            workers=_workers_of(parts),
         ),
     ):
         _report_start(config, parts)
@@ -196,6 +196,10 @@ async def run_daemon(
                             manager=manager,
                         )
     log.info("stopped")
+
+
+def _workers_of(parts: DaemonParts) -> WorkerPool | None:
+    return parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None
 
 
 async def run_once(config: Config) -> PassResult:
