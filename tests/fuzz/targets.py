@@ -60,6 +60,7 @@ from tieringd.formats.kafka_wire.messages import decode_request, decode_response
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, ProduceResponseWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import RequestHead, client_id_of
 from tieringd.formats.kafka_wire.sasl import (
+    BearerToken,
     PlainToken,
     ScramFinal,
     ScramFirst,
@@ -401,6 +402,15 @@ def targets() -> tuple[Target, ...]:
         ),
         Target("login frame", _login_frame, _login_frames(), (ProtocolViolation,)),
         Target("token of PLAIN", PlainToken.read, (b"\0alice\0secret", b"a\0a\0b"), (ProtocolViolation,)),
+        Target(
+            "token of OAUTHBEARER",
+            BearerToken.read,
+            (
+                b"n,,\1auth=Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.\1\1",
+                b"n,,\1auth=bearer a.e30.c\1\1",
+            ),
+            (ProtocolViolation,),
+        ),
         Target(
             "first message of SCRAM",
             ScramFirst.read,
