@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypedDict
 
 import structlog
 
@@ -92,6 +92,22 @@ class _Wait:
         return now.kind == self.awaited.kind and done < SLOW_BYTES_PER_SECOND * seconds
 
 
+class _Rates(TypedDict):
+    bytes_per_second: int | None
+    client_bytes_per_second: int | None
+    principal_bytes_per_second: int | None
+    principal_dollars_per_day: float | None
+
+
+def _rates_of(settings: GatewaySettings) -> _Rates:
+    return {
+        "bytes_per_second": settings.archive_bytes_per_second,
+        "client_bytes_per_second": settings.client_archive_bytes_per_second,
+        "principal_bytes_per_second": settings.principal_bytes_per_second,
+        "principal_dollars_per_day": settings.principal_dollars_per_day,
+    }
+
+
 class GatewayServer:
     """Pass clients on to one broker, or serve them as *connect* does. Started once and closed once."""
 
@@ -123,12 +139,7 @@ class GatewayServer:
             memoryview(bytearray(SCRATCH_BYTES)),
             MemoryBudget(settings.buffered_bytes),
             ReaderRecords(readers, slow_seconds=settings.slow_fetch_seconds),
-            ReadRates(
-                bytes_per_second=settings.archive_bytes_per_second,
-                client_bytes_per_second=settings.client_archive_bytes_per_second,
-                principal_bytes_per_second=settings.principal_bytes_per_second,
-                principal_dollars_per_day=settings.principal_dollars_per_day,
-            ),
+            ReadRates(**_rates_of(settings)),
         )
         if readers is not None:
             readers.on_cost = self._charge
@@ -143,6 +154,11 @@ class GatewayServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: tuple[asyncio.Task[None], ...] = ()
         self._is_empty = asyncio.Event()
+
+    def set_limits(self, settings: GatewaySettings) -> None:
+        """Use the rates of *settings*, and its time of slow fetches, from now on. All else stays as it is."""
+        self._shared.rates.set_limits(**_rates_of(settings), now=asyncio.get_running_loop().time())
+        self._shared.readers.slow_seconds = settings.slow_fetch_seconds
 
     def _charge(self, principal: str, dollars: float) -> None:
         self._shared.rates.charge(principal, dollars, now=asyncio.get_running_loop().time())

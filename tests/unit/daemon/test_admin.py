@@ -152,7 +152,7 @@ class NoWorkers:
 async def test_workers_that_do_not_serve_are_a_reason_beside_those_of_archiving(
     metrics, reconciler, one_round
 ):
-    """Whether clients are served is a series of its own, and rounds succeed without them."""
+    """The reason is a series of its own, and rounds succeed meanwhile."""
     await one_round()
     async with serving(AdminConfig(port=0), metrics, reconciler, workers=NoWorkers()):
         assert unready(metrics)["gateway_workers"] == 0

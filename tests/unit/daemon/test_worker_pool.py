@@ -78,7 +78,7 @@ async def test_workers_serve_and_one_that_is_killed_is_replaced():
 
 
 async def test_no_worker_that_serves_is_a_reason_not_to_be_ready():
-    """Before the first serves, and after the last has ended, the page says so. One that serves is enough."""
+    """The page says so before the first serves and after the last has ended. One that serves is enough."""
     async with pool_of("asked") as pool:
         admin = AdminPage(pool.test_metrics, None, workers=pool)
         async with TestClient(TestServer(admin.application())) as client:

@@ -103,7 +103,7 @@ async def test_defect_that_a_client_meets_ends_its_connection_only(broker, tmp_p
 @pytest.mark.parametrize("kind", ["plain", "proxied", "encrypted"])
 async def test_client_that_comes_while_the_gateway_closes_is_closed_by_it(broker, tmp_path, kind, turns):
     """
-    However far its accept has got, the socket has an owner that closes it. The collector finds none.
+    The socket has an owner that closes it, however far its accept has got. The collector finds none.
 
     The client is in the kernel's queue. Each turn of the event loop takes it a step further.
     """
