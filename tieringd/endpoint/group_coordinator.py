@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -32,7 +32,7 @@ from tieringd.errors import (
     TieringError,
 )
 from tieringd.metrics.groups import GroupMetrics
-from tieringd.model.consumer_group import ConsumerGroup, GroupState, SubscribedTopic
+from tieringd.model.consumer_group import ConsumerGroup, GroupState, GroupTopic, SubscribedTopic
 from tieringd.policies.consumer_protocol import (
     JOINS,
     ConsumerHeartbeat,
@@ -55,7 +55,7 @@ from tieringd.policies.group_membership import (
     sync_answer,
     without_members,
 )
-from tieringd.policies.group_offsets import without_expired
+from tieringd.policies.group_offsets import changed_offsets, without_expired
 
 log = structlog.get_logger(__name__)
 
@@ -102,6 +102,8 @@ class _OpenGroup:
     has_failed: bool = False
     """Whether the last request failed, which is logged once."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    overtaken: dict[tuple[GroupTopic, int], int] = field(default_factory=dict)
+    """Partitions whose offset another endpoint has changed, with the number of the find."""
 
     @property
     def group(self) -> ConsumerGroup:
@@ -120,9 +122,28 @@ class Joined:
     """The id that the static member had before."""
 
 
-class MemberMoved(ProtocolViolation):
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What this endpoint knew when a request of a group arrived."""
+
+    was_here: bool
+    """Whether the member was connected here."""
+    finds: int
+    """The coordinator's number of finds of offsets that another endpoint has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberlessCommit:
+    """A commit of a consumer that is no member: no generation tells whether it is the older of two."""
+
+    partitions: Collection[tuple[GroupTopic, int]]
+    is_connected: Callable[[], bool]
+    """Says whether the client still has the connection that the commit came on."""
+
+
+class OvertakenRequest(ProtocolViolation):
     """
-    A request may be older than what its member has done at another endpoint since.
+    A request may be older than what its client has done at another endpoint since.
 
     Its connection is closed, and with it what the client has sent behind it: a commit there would undo a
     newer one. A client that is still there connects again, and its next request counts.
@@ -156,6 +177,7 @@ class GroupCoordinator:
         self._open: dict[str, _OpenGroup] = {}
         self._catalog: dict[str, GroupVersion] = {}
         self._catalog_lock = asyncio.Lock()
+        self._finds = 0
         self._is_ending = False
 
     @property
@@ -166,42 +188,51 @@ class GroupCoordinator:
     # -- requests ---------------------------------------------------------------------------------
 
     async def apply(
-        self, group_id: str, transition: Transition[T], *, member_id: str = "", was_here: bool | None = None
+        self,
+        group_id: str,
+        transition: Transition[T],
+        *,
+        member_id: str = "",
+        arrived: Arrival | None = None,
+        memberless: MemberlessCommit | None = None,
     ) -> T:
         """
         Make a transition, and return its reply when the bucket has what it changed.
 
         A transition may be made several times, each time from a newer state. Only the last reply counts.
-        *was_here* is what `hears` said when the member's request arrived, if that was not now.
+        *arrived* is what `arrival` said when the request arrived, if that was not now. *memberless* tells of
+        a commit of a consumer that is no member, which may be overtaken too.
 
         Raises:
-            MemberMoved: The member was connected here, and has gone on at another endpoint since.
+            OvertakenRequest: The client has gone on at another endpoint since, as far as can be told.
             ObjectTooLarge: The group would have more bytes than it may have.
             CorruptDataError: The group's object cannot be read.
             StorageUnavailable: The store does not answer. The change may be there, or come later.
         """
+        before = self.arrival(group_id, member_id) if arrived is None else arrived
         one = self._opened(group_id)
-        may_have_moved = member_id in one.heard if was_here is None else was_here
         self._hear(one, member_id)
 
-        def unless_moved(group: ConsumerGroup) -> Step[tuple[T] | None]:
+        def unless_overtaken(group: ConsumerGroup) -> Step[tuple[T] | None]:
             member = group.members.get(member_id)
-            if may_have_moved and member is not None and member.endpoint_id != self.endpoint_id:
+            if before.was_here and member is not None and member.endpoint_id != self.endpoint_id:
                 # The request may be older than what the member has committed there.
+                return Step(group, None)
+            if memberless is not None and _is_overtaken(one, memberless, before):
                 return Step(group, None)
             step = transition(group)
             return Step(step.group, (step.reply,))
 
-        reply = await self._applied(one, unless_moved)
+        reply = await self._applied(one, unless_overtaken)
         if reply is None:
-            raise MemberMoved("a member has gone on at another endpoint since it was connected here")
+            raise OvertakenRequest("a client may have gone on at another endpoint since its request")
         self._hear(one, member_id)
         return reply[0]
 
-    def hears(self, group_id: str, member_id: str) -> bool:
-        """Say whether a member is connected here, as far as this endpoint knows."""
+    def arrival(self, group_id: str, member_id: str) -> Arrival:
+        """Return what this endpoint knows now, for a request that has just arrived."""
         one = self._open.get(group_id)
-        return one is not None and member_id in one.heard
+        return Arrival(one is not None and member_id in one.heard, self._finds)
 
     async def _applied(self, one: _OpenGroup, transition: Transition[T]) -> T:
         if self._is_ending:
@@ -271,7 +302,7 @@ class GroupCoordinator:
         request: ConsumerHeartbeat,
         topic_of: Callable[[str], SubscribedTopic | None],
         *,
-        was_here: bool | None = None,
+        arrived: Arrival | None = None,
     ) -> HeartbeatReply:
         """Let a member of the newer protocol join, go on or leave. Arguments and errors are as of `apply`."""
         if request.epoch == JOINS and await self.is_full(group_id):
@@ -287,7 +318,7 @@ class GroupCoordinator:
             if step.reply.error is GroupError.NONE and step.group == one.group:
                 self._hear(one, member_id)
                 return step.reply
-        return await self.apply(group_id, transition, member_id=member_id, was_here=was_here)
+        return await self.apply(group_id, transition, member_id=member_id, arrived=arrived)
 
     def _is_known(self, one: _OpenGroup) -> bool:
         """Say whether the last known state is so young that a heartbeat may be answered from it."""
@@ -425,8 +456,12 @@ class GroupCoordinator:
 
     async def _look(self, one: _OpenGroup) -> None:
         """Read the group again if it has changed."""
-        begun_at = self._now()
-        self._take(one, await self._store.load(one.group_id, one.known), begun_at)
+        begun_at, before = self._now(), one.known
+        found = await self._store.load(one.group_id, before)
+        if before is not None and found.version != before.version:
+            self._finds += 1
+            one.overtaken |= dict.fromkeys(changed_offsets(before.group, found.group), self._finds)
+        self._take(one, found, begun_at)
 
     def _take(self, one: _OpenGroup, found: GroupVersion, confirmed_at: float) -> None:
         before, is_first = one.group, one.known is None
@@ -612,6 +647,18 @@ class GroupCoordinator:
         works = [one.work for one in self._open.values() if one.work is not None]
         if works:
             await asyncio.wait(works)
+
+
+def _is_overtaken(one: _OpenGroup, commit: MemberlessCommit, before: Arrival) -> bool:
+    """
+    Say whether a client may have committed newer offsets at another endpoint since this commit arrived.
+
+    A client that gives up on an endpoint closes its connection, and the kernel knows that also while this
+    process stands still. The commit of one that could not close it finds its offsets changed.
+    """
+    if not commit.is_connected():
+        return True
+    return any(one.overtaken.get(partition, 0) > before.finds for partition in commit.partitions)
 
 
 def _folded(group: ConsumerGroup, transitions: Sequence[Transition[Any]]) -> tuple[ConsumerGroup, list[Any]]:

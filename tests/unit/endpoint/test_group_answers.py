@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from tests.fakes.log_writer import CLUSTER
-from tests.support.archive_endpoints import archive_topic, asking, metadata, topic_uuid
+from tests.support.archive_endpoints import archive_topic, asking, metadata, topic_uuid, until
 from tests.support.group_endpoints import group_endpoint
 from tests.support.kafka_messages import fields_of, milliseconds, request_module, topic_fields
 from tests.support.raw_kafka import connected
@@ -459,6 +459,23 @@ async def test_connection_of_a_member_that_moved_is_closed(archive, client, tmp_
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await client.ask(committing(9, "orders", {0: 2}, **by_member))
         found = fetched(await other.ask(fetching(5, "orders", 0)), 5)
+        assert found == (ErrorCode.none, {0: (3, ErrorCode.none)})
+
+
+async def test_commit_of_a_consumer_that_has_closed_its_connection_is_not_carried_out(
+    archive, client, tmp_path
+):
+    """The consumer has gone on elsewhere: what it committed there is not undone by what waits here."""
+    async with (
+        group_endpoint(archive, tmp_path / "other") as endpoint,
+        connected(endpoint.server.port) as stuck,
+    ):
+        stuck.send(committing(9, "orders", {0: 2}))
+        stuck.writer.close()
+        done = await client.ask(committing(9, "orders", {0: 3}))
+        assert done.topics[0].partitions[0].error_code is ErrorCode.none
+        await until(lambda: endpoint.server.counters.broken_connections == 1)
+        found = fetched(await client.ask(fetching(5, "orders", 0)), 5)
         assert found == (ErrorCode.none, {0: (3, ErrorCode.none)})
 
 

@@ -18,7 +18,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import VirtualLoop
 from tieringd.archive.group_store import GroupStore
 from tieringd.endpoint.endpoint_nodes import LEASE_SECONDS, EndpointLeases
-from tieringd.endpoint.group_coordinator import GroupCoordinator, MemberMoved
+from tieringd.endpoint.group_coordinator import GroupCoordinator, MemberlessCommit, OvertakenRequest
 from tieringd.errors import ObjectTooLarge, StorageUnavailable, TieringError
 from tieringd.formats.group_documents import group_key
 from tieringd.metrics import Metrics
@@ -588,12 +588,86 @@ def test_older_commit_of_a_member_that_moved_is_refused(is_slow):
             first.kill()
             assert await second.coordinator.apply(GROUP, newer, member_id="a") is GroupError.NONE
             waiting = asyncio.create_task(first.coordinator.apply(GROUP, older, member_id="a"))
-        with pytest.raises(MemberMoved):
+        with pytest.raises(OvertakenRequest):
             await waiting
         assert offset_of(await second.coordinator.read(GROUP), TOPIC, 0).offset == 20
         # A member that comes back is served.
         again = committing("a", first, generation, 30)
         assert await first.coordinator.apply(GROUP, again, member_id="a") is GroupError.NONE
+
+    simulated(0, history)
+
+
+async def commit_as_none(endpoint, offset, *, partition=0, is_connected=lambda: True):
+    """Commit one offset as a consumer that is no member."""
+    offsets = {TOPIC: {partition: CommittedOffset(offset, 0, "", 0)}}
+    asked = CommitRequest("", None, -1, endpoint.leases.endpoint_id, offsets)
+    return await endpoint.coordinator.apply(
+        GROUP,
+        lambda group: commit(group, asked),
+        memberless=MemberlessCommit([(TOPIC, partition)], is_connected),
+    )
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_older_commit_of_a_consumer_that_is_no_member_is_refused(is_slow):
+    """The consumer went on at another endpoint and committed there. Its older commit comes too late."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        assert await commit_as_none(first, 5) is GroupError.NONE
+        if is_slow:
+            held = store.held = asyncio.Event()
+            waiting = asyncio.create_task(commit_as_none(first, 10))
+            await asyncio.sleep(0.1)
+            store.held = None
+            assert await commit_as_none(second, 20) is GroupError.NONE
+            held.set()
+        else:
+            # It waits in the socket of an endpoint that stands still.
+            first.kill()
+            assert await commit_as_none(second, 20) is GroupError.NONE
+            waiting = asyncio.create_task(commit_as_none(first, 10))
+        with pytest.raises(OvertakenRequest):
+            await waiting
+        assert offset_of(await second.coordinator.read(GROUP), TOPIC, 0).offset == 20
+        # A consumer that comes back is served, also one that goes back.
+        assert await commit_as_none(first, 7) is GroupError.NONE
+        assert offset_of(await second.coordinator.read(GROUP), TOPIC, 0).offset == 7
+
+    simulated(0, history)
+
+
+def test_commit_of_a_consumer_that_has_gone_is_refused():
+    """The endpoint has never worked on the group, so only the closed connection tells."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        assert await commit_as_none(second, 20) is GroupError.NONE
+        with pytest.raises(OvertakenRequest):
+            await commit_as_none(first, 10, is_connected=lambda: False)
+        assert offset_of(await second.coordinator.read(GROUP), TOPIC, 0).offset == 20
+
+    simulated(0, history)
+
+
+def test_consumers_of_other_partitions_do_not_refuse_each_other():
+    """Two of them share a group's name, each at its own endpoint. Commits at once refuse none either."""
+
+    async def history():
+        store = SlowStore()
+        endpoints = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        for offset in range(5):
+            done = await asyncio.gather(
+                *(
+                    commit_as_none(one, offset, partition=number)
+                    for number, one in enumerate(endpoints)
+                    for _ in range(3)
+                )
+            )
+            assert set(done) == {GroupError.NONE}
 
     simulated(0, history)
 
