@@ -497,6 +497,14 @@ class GatewayConfig(BaseModel):
     """
     group_initial_rebalance_delay_ms: Annotated[int, duration(0, 60 * _SECOND_MS)] = 3 * _SECOND_MS
     """How long a consumer group that had no members waits for more of them before it assigns partitions."""
+    consumer_group_session_timeout_ms: Annotated[int, duration(6 * _SECOND_MS, 1800 * _SECOND_MS)] = (
+        45 * _SECOND_MS
+    )
+    """
+    How long a member of a group of the newer protocol (KIP-848) may be silent until it is removed, as Kafka's
+    `group.consumer.session.timeout.ms`. It is told to speak three times as often, and every 5 s at least. In
+    the classic protocol each client says this itself.
+    """
 
     def worker_count(self, processors: int) -> int:
         """

@@ -425,6 +425,7 @@ def _kept_groups(
         offset_metadata_bytes=gateway.group_offset_metadata_bytes,
         first_round_ms=gateway.group_initial_rebalance_delay_ms,
         offsets_retention_ms=gateway.group_offsets_retention_ms,
+        newer_session_timeout_ms=gateway.consumer_group_session_timeout_ms,
     )
     store = GroupStore(
         archive.store, cluster=cluster, writer_id=leases.endpoint_id, max_bytes=limits.group_bytes

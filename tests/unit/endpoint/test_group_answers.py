@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -379,21 +381,38 @@ async def test_deletion_of_offsets(client):
     assert (await client.ask(deleting("simple"))).error_code is ErrorCode.group_id_not_found
 
 
+def beating_with(version, member_id, epoch, **values):
+    """Return a heartbeat of the newer protocol."""
+    defaults = {
+        "instance_id": None, "rack_id": None, "rebalance_timeout": milliseconds(20_000),
+        "subscribed_topic_names": ("orders",), "subscribed_topic_regex": None,
+        "server_assignor": None, "topic_partitions": (),
+    }  # fmt: skip
+    return request(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT, version, "ConsumerGroupHeartbeatRequest",
+        group_id=GROUP, member_id=member_id, member_epoch=epoch, **(defaults | values),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("session_ms", "interval_ms"), [(45_000, 5000), (9000, 3000)])
+async def test_operator_says_how_long_a_newer_member_may_be_silent(
+    archive, client, tmp_path, session_ms, interval_ms
+):
+    """The member is told how often it is to speak, and the group keeps how long it may be silent."""
+    async with (
+        group_endpoint(archive, tmp_path / "other", consumer_group_session_timeout_ms=session_ms) as endpoint,
+        connected(endpoint.server.port) as other,
+    ):
+        joined = await other.ask(beating_with(1, "me", 0))
+        assert joined.heartbeat_interval == timedelta(milliseconds=interval_ms)
+        group = await endpoint.groups.coordinator.read(GROUP)
+        assert group.members["me"].session_timeout_ms == session_ms
+
+
 @versions(ApiKey.CONSUMER_GROUP_HEARTBEAT)
 async def test_newer_protocol(client, version):
     """A member gets its partitions, is described, and leaves."""
-
-    def beating(member_id, epoch, **values):
-        defaults = {
-            "instance_id": None, "rack_id": None, "rebalance_timeout": milliseconds(20_000),
-            "subscribed_topic_names": ("orders",), "subscribed_topic_regex": None,
-            "server_assignor": None, "topic_partitions": (),
-        }  # fmt: skip
-        return request(
-            ApiKey.CONSUMER_GROUP_HEARTBEAT, version, "ConsumerGroupHeartbeatRequest",
-            group_id=GROUP, member_id=member_id, member_epoch=epoch, **(defaults | values),
-        )  # fmt: skip
-
+    beating = partial(beating_with, version)
     joined = await client.ask(beating("" if version == 0 else "me", 0))
     assert (joined.error_code, joined.member_epoch) == (ErrorCode.none, 1)
     (given,) = joined.assignment.topic_partitions
