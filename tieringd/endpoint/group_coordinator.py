@@ -74,6 +74,7 @@ _KEPT_SECONDS: Final = 60.0
 """How long a group without members here is kept in memory."""
 KEEPING_SECONDS: Final = 600.0
 """How often one endpoint goes over all groups, for old offsets and for members that no endpoint has."""
+_TELL_SECONDS: Final = 60.0
 _TRIES: Final = 20
 """Writes of one batch. Each that fails means that another endpoint has written."""
 _STALL_SECONDS: Final = 3.0
@@ -101,6 +102,8 @@ class _OpenGroup:
     work: asyncio.Task[None] | None = None
     has_failed: bool = False
     """Whether the last request failed, which is logged once."""
+    too_large_told_at: float = -math.inf
+    """When the log was told of a request that would make the group too large."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     overtaken: dict[tuple[GroupTopic, int], int] = field(default_factory=dict)
     """Partitions whose offset another endpoint has changed, with the number of the find."""
@@ -396,10 +399,12 @@ class GroupCoordinator:
                 for each in batch:
                     await self._make(one, [each])
             else:
+                self._metrics.refusals.inc()
+                self._tell_too_large(one, error)
                 _fail(batch, error)
         except Exception as error:  # noqa: BLE001 the requests that wait get it, a defect too
-            if isinstance(error, StorageUnavailable):
-                self._metrics.failures.inc()
+            is_away = isinstance(error, StorageUnavailable)
+            (self._metrics.failures if is_away else self._metrics.refusals).inc()
             _fail(batch, error)
             if not one.has_failed:
                 one.has_failed = True
@@ -409,6 +414,12 @@ class GroupCoordinator:
             for (_, arrived), reply in zip(batch, replies, strict=True):
                 if not arrived.done():
                     arrived.set_result(reply)
+
+    def _tell_too_large(self, one: _OpenGroup, error: ObjectTooLarge) -> None:
+        """Log it, now and then: other commits of the group succeed, and a client may try again and again."""
+        if self._now() - one.too_large_told_at >= _TELL_SECONDS:
+            one.too_large_told_at = self._now()
+            log.warning("a group is too large to be stored", group=one.group_id, error=str(error))
 
     async def _committed(self, one: _OpenGroup, transitions: Sequence[Transition[Any]]) -> list[Any]:
         began = self._now()

@@ -122,6 +122,11 @@ class Endpoint:
         self.is_alive = True
         return self
 
+    @property
+    def refusals(self):
+        """Return how many requests were refused because their group cannot be stored or read."""
+        return self.metrics.registry.get_sample_value("tieringd_endpoint_group_refusals_total")
+
     def kill(self):
         """End without a word."""
         self.is_alive = False
@@ -485,6 +490,7 @@ def test_group_that_would_be_too_large_is_refused_alone():
         )
         assert found[0] is GroupError.NONE
         assert isinstance(found[1], ObjectTooLarge)
+        assert endpoint.refusals == 1
         assert offset_of(await endpoint.coordinator.read(GROUP), TOPIC, 0).offset == 5
 
     simulated(0, history)
@@ -557,6 +563,7 @@ def test_damaged_group_is_an_error_of_its_own():
         for _ in range(2):
             with pytest.raises(TieringError, match="broken"):
                 await endpoint.coordinator.read("broken")
+        assert endpoint.refusals == 2
         assert await in_group("a", endpoint) == 1
         store.remove(group_key("c", "broken"))
         assert not (await endpoint.coordinator.read("broken")).exists
