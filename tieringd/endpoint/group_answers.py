@@ -19,7 +19,7 @@ from tieringd.endpoint.access import Access, Operation
 from tieringd.endpoint.cluster_answers import NO_DELAY
 from tieringd.endpoint.endpoint_nodes import Nodes, chosen
 from tieringd.endpoint.endpoint_settings import ApiKey
-from tieringd.endpoint.group_coordinator import Arrival, GroupCoordinator, MemberlessCommit
+from tieringd.endpoint.group_coordinator import Arrival, CommitSource, GroupCoordinator
 from tieringd.endpoint.newer_group_answers import (
     NOT_ASKED,
     Client,
@@ -341,10 +341,10 @@ class GroupAnswers:
     async def _committed(
         self, group_id: str, asked: CommitRequest, client: Client, arrived: Arrival
     ) -> GroupError:
-        memberless: MemberlessCommit | None = None
+        source = CommitSource(client.is_connected)
         if asked.generation <= NO_GENERATION:
             partitions = [(topic, number) for topic, numbers in asked.offsets.items() for number in numbers]
-            memberless = MemberlessCommit(partitions, client.is_connected)
+            source = CommitSource(client.is_connected, partitions)
         topics = [(topic.name, topic.topic_id) for topic in asked.offsets]
 
         def unless_older(group: ConsumerGroup) -> Step[GroupError | None]:
@@ -357,7 +357,7 @@ class GroupAnswers:
                 transition,
                 member_id=asked.member_id,
                 arrived=arrived,
-                memberless=memberless,
+                source=source,
             )
 
         try:

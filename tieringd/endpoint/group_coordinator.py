@@ -136,12 +136,13 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberlessCommit:
-    """A commit of a consumer that is no member: no generation tells whether it is the older of two."""
+class CommitSource:
+    """What tells whether a commit is the older of two, beside what the group knows of the member."""
 
-    partitions: Collection[tuple[GroupTopic, int]]
     is_connected: Callable[[], bool]
     """Says whether the client still has the connection that the commit came on."""
+    memberless: Collection[tuple[GroupTopic, int]] = ()
+    """The partitions that a consumer commits that is no member: it has no generation and no place."""
 
 
 class OvertakenRequest(ProtocolViolation):
@@ -197,14 +198,14 @@ class GroupCoordinator:
         *,
         member_id: str = "",
         arrived: Arrival | None = None,
-        memberless: MemberlessCommit | None = None,
+        source: CommitSource | None = None,
     ) -> T:
         """
         Make a transition, and return its reply when the bucket has what it changed.
 
         A transition may be made several times, each time from a newer state. Only the last reply counts.
-        *arrived* is what `arrival` said when the request arrived, if that was not now. *memberless* tells of
-        a commit of a consumer that is no member, which may be overtaken too.
+        *arrived* is what `arrival` said when the request arrived, if that was not now. *source* is of a
+        commit.
 
         Raises:
             OvertakenRequest: The client has gone on at another endpoint since, as far as can be told.
@@ -221,7 +222,7 @@ class GroupCoordinator:
             if before.was_here and member is not None and member.endpoint_id != self.endpoint_id:
                 # The request may be older than what the member has committed there.
                 return Step(group, None)
-            if memberless is not None and _is_overtaken(one, memberless, before):
+            if source is not None and _is_overtaken(one, source, before):
                 return Step(group, None)
             step = transition(group)
             return Step(step.group, (step.reply,))
@@ -660,16 +661,16 @@ class GroupCoordinator:
             await asyncio.wait(works)
 
 
-def _is_overtaken(one: _OpenGroup, commit: MemberlessCommit, before: Arrival) -> bool:
+def _is_overtaken(one: _OpenGroup, source: CommitSource, before: Arrival) -> bool:
     """
     Say whether a client may have committed newer offsets at another endpoint since this commit arrived.
 
     A client that gives up on an endpoint closes its connection, and the kernel knows that also while this
-    process stands still. The commit of one that could not close it finds its offsets changed.
+    process stands still. If the close does not arrive, a commit without a member finds its offsets changed.
     """
-    if not commit.is_connected():
+    if not source.is_connected():
         return True
-    return any(one.overtaken.get(partition, 0) > before.finds for partition in commit.partitions)
+    return any(one.overtaken.get(partition, 0) > before.finds for partition in source.memberless)
 
 
 def _folded(group: ConsumerGroup, transitions: Sequence[Transition[Any]]) -> tuple[ConsumerGroup, list[Any]]:
