@@ -1,7 +1,8 @@
 """
 A worker without clients, for tests of the pool: `python -m tests.fakes.pool_worker KIND LINK PORT COUNTS`.
 
-It serves at once or after a long start, ends by a fault, or ends by an error that it reports.
+It serves at once, after a long start, or when it is asked to. It ends by a fault, or by an error that it
+reports.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tieringd.errors import ConfigError
 async def main(kind: str, link_fd: int) -> int:
     """Behave as *kind* says, until the daemon drains this worker or ends."""
     started: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
+    stop, asked = asyncio.Event(), asyncio.Event()
     pulses = asyncio.Semaphore(0)
 
     def begin(greeting: object) -> None:
@@ -29,6 +30,7 @@ async def main(kind: str, link_fd: int) -> int:
     handlers = {
         "start": begin,
         "pulse": pulses.release,
+        "serve": asked.set,
         "drain": lambda _: stop.set(),
         "echo": lambda *values: values,
         "figures": dict,
@@ -44,6 +46,8 @@ async def main(kind: str, link_fd: int) -> int:
         for _ in range(12):
             await pulses.acquire()
         link.resume()
+    if kind == "asked":
+        await asked.wait()
     await link.ask("serving")
     if kind == "ending":
         os._exit(7)

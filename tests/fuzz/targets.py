@@ -60,6 +60,7 @@ from tieringd.formats.kafka_wire.messages import decode_request, decode_response
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, ProduceResponseWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import RequestHead, client_id_of
 from tieringd.formats.kafka_wire.sasl import (
+    BearerToken,
     PlainToken,
     ScramFinal,
     ScramFirst,
@@ -267,7 +268,8 @@ def _login_frame(data: bytes) -> object:
     """Read a frame as each message of a login, as a listener does that does not know which one it is."""
     view = memoryview(data)
     head = RequestHead.read(view)
-    for read in (mechanism_of, partial(token_of, head=head), partial(is_accepted, version=head.version)):
+    answers = [partial(is_accepted, version=head.version, mechanism=one) for one in ("PLAIN", "OAUTHBEARER")]
+    for read in (mechanism_of, partial(token_of, head=head), *answers):
         try:
             read(view)
         except ProtocolViolation:
@@ -401,6 +403,15 @@ def targets() -> tuple[Target, ...]:
         ),
         Target("login frame", _login_frame, _login_frames(), (ProtocolViolation,)),
         Target("token of PLAIN", PlainToken.read, (b"\0alice\0secret", b"a\0a\0b"), (ProtocolViolation,)),
+        Target(
+            "token of OAUTHBEARER",
+            BearerToken.read,
+            (
+                b"n,,\1auth=Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.\1\1",
+                b"n,,\1auth=bearer a.e30.c\1\1",
+            ),
+            (ProtocolViolation,),
+        ),
         Target(
             "first message of SCRAM",
             ScramFirst.read,

@@ -390,6 +390,13 @@ CASES = [
         f"The gateway of {HOST} turns clients away: it is at its limit of connections",
     ),
     Case(
+        "TieringdGroupsNotStored",
+        {"tieringd_endpoint_group_refusals_total": "0x5 1x10"},
+        {"tieringd_endpoint_group_refusals_total": "4x15"},
+        "8m",
+        f"Consumer groups of {HOST} cannot be stored or read, so their offsets are not kept",
+    ),
+    Case(
         "TieringdGatewayWorkersMissing",
         {"tieringd_gateway_workers": "2x3 1x10", "tieringd_gateway_workers_wanted": "2x13"},
         # It was replaced in time.

@@ -7,17 +7,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
+import yaml
+from kio.schema.errors import ErrorCode
 
 from tests.fakes.archive import archive_in
 from tests.fakes.log_writer import LogWriter
 from tests.support.archive_endpoints import archive_topic
 from tests.support.daemon import Daemon, run_well, write_config
 from tests.support.kafka_messages import fetch_request
+from tests.support.kafka_users import log_in, password_of
 from tests.support.processes import wait_until_ended
 from tests.support.raw_kafka import connected
+from tieringd.endpoint.access import AccessRule, Operation
+from tieringd.endpoint.users_file import Users
 from tieringd.storage.file import FileStore
 
 TOPIC = "orders"
@@ -70,6 +77,13 @@ async def config(tmp_path):
 @pytest.fixture
 def endpoint(config, tmp_path):
     """Run the endpoint."""
+    with running(config, tmp_path) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def running(config, tmp_path):
+    """Run an endpoint for the time of the context."""
     endpoint = Endpoint(config, tmp_path / "endpoint.log")
     endpoint.launch()
     try:
@@ -162,6 +176,66 @@ async def test_cache_is_counted_once_for_both(endpoint, tmp_path):
             endpoint.until, lambda: endpoint.metric("tieringd_cache_bytes") == cached, "all files are counted"
         )
         assert cached
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_reload_reaches_every_process_that_serves(config, tmp_path, workers):
+    """
+    A lower rate and other rules hold on the connections that are open, and none is cut.
+
+    A reload that finds a fault changes nothing.
+    """
+    users_file = tmp_path / "users.yaml"
+    users = Users().with_user("reader", password_of("reader"))
+    rule = AccessRule("User:reader", frozenset({Operation.READ}), "*")
+    replace(users, rules=(rule,)).write(users_file)
+    settings = yaml.safe_load(config.read_text())
+    settings["gateway"] |= {
+        "workers": workers,
+        "users_file": str(users_file),
+        "sasl_plain": True,
+        "sasl_plain_without_tls": True,
+    }
+    write_config(config, settings)
+    with running(config, tmp_path) as endpoint:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(endpoint.port)) for _ in range(4)]
+            for client in clients:
+                await log_in(client, "reader")
+                assert await first_fetch(client) == (0, 0)
+            assert all(one["connections"] for one in endpoint.workers) if workers else True
+
+            config.write_text("gateway: {port: never}\n")
+            endpoint.send_signal(signal.SIGHUP)
+            said = "configuration is not reloaded: the new one is wrong"
+            await asyncio.to_thread(endpoint.until, lambda: endpoint.events(said), "the fault is told")
+            assert [await first_fetch(client) for client in clients] == [(0, 0)] * len(clients)
+
+            settings["gateway"]["archive_bytes_per_second"] = 64 << 10
+            write_config(config, settings)
+            endpoint.send_signal(signal.SIGHUP)
+            reloaded = "configuration reloaded"
+            await asyncio.to_thread(endpoint.until, lambda: endpoint.events(reloaded), "it is reloaded")
+            (change,) = endpoint.events("configuration changed")
+            assert change["change"] == "gateway.archive_bytes_per_second: null -> 64KiB"
+            for client in clients:
+                async with asyncio.timeout(60):
+                    while (await first_fetch(client))[1] == 0:
+                        pass
+
+            users.write(users_file)
+            endpoint.send_signal(signal.SIGHUP)
+            for client in clients:
+                async with asyncio.timeout(60):
+                    while (await first_fetch(client))[0] != ErrorCode.topic_authorization_failed.value:
+                        pass
+
+
+async def first_fetch(client):
+    """Fetch the first records on one connection; return the partition's error and the time to wait."""
+    answer = await client.ask(fetch_request(12, {TOPIC: {0: {}}}, max_bytes=1000, isolation_level=0))
+    (partition,) = answer.responses[0].partitions
+    return partition.error_code.value, answer.throttle_time / timedelta(milliseconds=1)
 
 
 async def test_fault_of_a_worker_at_its_start_ends_the_command(config, tmp_path):

@@ -200,7 +200,11 @@ async def test_worker_that_does_not_confirm_a_deletion_is_killed(tmp_path, write
 
 
 async def test_workers_are_told_of_full_disks_and_of_a_reload(tmp_path, writers):
-    """Produce is refused while a disk is full; and a worker that is replaced begins with the new settings."""
+    """
+    Produce is refused while a disk is full. A lower rate holds for connections that are open.
+
+    A worker that is replaced begins with the new settings.
+    """
     async with gateway_of(tmp_path, writers) as gateway, AsyncExitStack() as stack:
         clients = await gateway.clients_of_both(stack)
         IS_FULL.append(True)
@@ -214,7 +218,14 @@ async def test_workers_are_told_of_full_disks_and_of_a_reload(tmp_path, writers)
             assert partition.error_code == ErrorCode.broker_not_available
         IS_FULL.append(False)
         log = gateway.config.log.model_copy(update={"level": "error"})
-        gateway.workers.set_config(gateway.config.model_copy(update={"log": log}))
+        # A second's worth may go out without a wait, and the records are few.
+        slow = gateway.config.gateway.model_copy(update={"archive_bytes_per_second": 2})
+        gateway.workers.set_config(gateway.config.model_copy(update={"log": log, "gateway": slow}))
+        for worker in gateway.workers.pool.workers:
+            await worker.link.ask("pulse")
+        for client in clients:
+            answer = await client.ask(fetch_request(12, {"orders": {0: {}}}, max_bytes=1000))
+            assert answer.throttle_time.total_seconds() > 0
         os.kill(gateway.serving[0].pid, signal.SIGKILL)
         await gateway.until(lambda: len(gateway.serving) == 2)
         assert gateway.workers._greeting(0).config.log.level == "error", "a new worker begins with it"

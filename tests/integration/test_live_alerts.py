@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_partition
@@ -354,6 +355,35 @@ def test_workers_that_do_not_stay_are_seen(tmp_path, config, watch):
         until_holding(prometheus)
         prometheus.until(lambda: kill_workers(daemon) or missing in holding(prometheus), f"{missing} holds")
         until_holding(prometheus)
+
+
+def test_group_that_cannot_be_read_is_seen(tmp_path, config, watch):
+    """A group's object is damaged: its clients get no offsets, and the log names the group."""
+    run_well("run", "--once", "--config", str(config))
+    changes = {"gateway": {"port": 0, "consumer_groups": True}}
+    path = write_config(tmp_path / "endpoint.yaml", yaml.safe_load(config.read_text()) | changes)
+    with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
+        (listening,) = daemon.events("archive endpoint listens")
+        consumer = Consumer(
+            {"bootstrap.servers": f"127.0.0.1:{listening['port']}", "group.id": "readers"},
+        )
+        try:
+            consumer.commit(offsets=[TopicPartition("orders", 0, 1)], asynchronous=False)
+            until_holding(prometheus)
+            (stored,) = (one for one in (tmp_path / "archive" / "groups").rglob("*") if "readers" in one.name)
+            stored.write_bytes(b"{}")
+
+            def ask():
+                with suppress(KafkaException):
+                    consumer.committed([TopicPartition("orders", 0)], timeout=1)
+
+            prometheus.until(
+                lambda: ask() or "TieringdGroupsNotStored" in holding(prometheus), "the alert holds"
+            )
+            (event,) = daemon.events("a group cannot be read or written")
+            assert event["group"] == "readers"
+        finally:
+            consumer.close()
 
 
 def fill(disk):

@@ -70,11 +70,13 @@ def guard(
 
 
 _ARCHIVING = "tieringd/archiving"
+_ENDPOINT = "tieringd/endpoint"
 _POLICIES = "tieringd/policies"
 EVERYWHERE = ("storm", "cluster", "broker")
 STORM = ("storm",)
 SQUALL = ("squall",)
 GUST = ("gust",)
+GROUPS = ("groups",)
 BROKER = ("broker", "storm", "cluster")
 COMPACTED = ("compacted",)
 
@@ -563,5 +565,38 @@ GUARDS: tuple[Guard, ...] = (
         "    return True",
         "A tombstone is dropped only where no older record of its key can be read",
         worlds=COMPACTED,
+    ),
+    # What keeps the commits of consumer groups.
+    guard(
+        "moved-member",
+        f"{_ENDPOINT}/group_coordinator.py",
+        "if before.was_here and member is not None and member.endpoint_id != self.endpoint_id:",
+        "if False:",
+        "An older commit of a member that went on at another endpoint is refused",
+        worlds=GROUPS,
+    ),
+    guard(
+        "closed-connection",
+        f"{_ENDPOINT}/group_coordinator.py",
+        "    if not source.is_connected():\n        return True\n",
+        "",
+        "A commit whose client has closed the connection is not carried out",
+        worlds=GROUPS,
+    ),
+    guard(
+        "overtaken-offsets",
+        f"{_ENDPOINT}/group_coordinator.py",
+        "    return any(one.overtaken.get(partition, 0) > before.finds for partition in source.memberless)",
+        "    return False",
+        "A commit without a member undoes none that another endpoint has taken meanwhile",
+        worlds=GROUPS,
+    ),
+    guard(
+        "confirmed-group",
+        f"{_ENDPOINT}/group_coordinator.py",
+        "                if is_confirmed:\n                    return replies\n",
+        "                if True:\n                    return replies\n",
+        "What one endpoint has acknowledged is what another one reads",
+        worlds=GROUPS,
     ),
 )

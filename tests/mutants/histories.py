@@ -28,6 +28,7 @@ import structlog
 from tests.fakes.virtual_loop import run_virtual
 from tests.simulation.cluster import Cluster
 from tests.simulation.compacted import Compacted
+from tests.simulation.groups import Groups
 from tests.simulation.gust import Gust
 from tests.simulation.pair import Pair
 from tests.simulation.squall import Squall
@@ -70,6 +71,7 @@ WORLDS: dict[str, Callable[[int, Path], Any]] = {
     "storm": Storm,
     "squall": Squall,
     "gust": Gust,
+    "groups": Groups,
     "compacted": Compacted,
     "broker": _broker_world,
     "pair": _pair_world,

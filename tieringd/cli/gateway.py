@@ -9,8 +9,9 @@ import typer
 import uvloop
 
 from tieringd.cli.gateway_worker import WORKER_COMMAND
-from tieringd.cli.logging import configure_logging, fatal_errors_logged
+from tieringd.cli.logging import configure_logging, fatal_errors_logged, set_level
 from tieringd.cli.options import ConfigFile, loaded
+from tieringd.config import Config
 from tieringd.daemon.archive_endpoint import run_archive_endpoint
 from tieringd.daemon.workers.endpoint_workers import run_endpoint_workers
 from tieringd.errors import ConfigError
@@ -40,10 +41,22 @@ def gateway(
             hint="Set gateway.enabled: true in its configuration, or give --archive-only to serve the "
             "bucket alone",
         )
-    loaded_config = loaded(config, needs_broker=False)
+
+    def load() -> Config:
+        return loaded(config, needs_broker=False)
+
+    def on_change(changed: Config) -> None:
+        set_level(changed.log)
+
+    loaded_config = load()
     configure_logging(loaded_config.log)
     with fatal_errors_logged(loaded_config.log), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if loaded_config.gateway.workers:
-            runner.run(run_endpoint_workers(loaded_config, WORKER_COMMAND, from_cluster=from_cluster))
+            work = run_endpoint_workers(
+                loaded_config, WORKER_COMMAND, from_cluster=from_cluster, load=load, on_change=on_change
+            )
         else:
-            runner.run(run_archive_endpoint(loaded_config, from_cluster=from_cluster))
+            work = run_archive_endpoint(
+                loaded_config, from_cluster=from_cluster, load=load, on_change=on_change
+            )
+        runner.run(work)

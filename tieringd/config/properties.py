@@ -455,24 +455,29 @@ class GatewayConfig(BaseModel):
     The largest message that the gateway holds whole to change it. Archived partitions in a larger response to
     a Fetch wait for the client's next Fetch, which is then for them alone.
     """
-    archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    archive_bytes_per_second: Annotated[Annotated[int, size(_RATE_MIN, MAX_INT64)] | None, LIVE] = None
     """Limit of archived records sent to all clients together; null: no limit."""
-    client_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    client_archive_bytes_per_second: Annotated[Annotated[int, size(_RATE_MIN, MAX_INT64)] | None, LIVE] = None
     """
     Limit of archived records sent to each client host, so that one reader leaves room for others; null:
     no limit.
     """
-    principal_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    principal_archive_bytes_per_second: Annotated[Annotated[int, size(_RATE_MIN, MAX_INT64)] | None, LIVE] = (
+        None
+    )
     """
     Limit of archived records sent to each principal, on all its connections together; null: no limit. Past it
-    answers carry Kafka's throttle time. Clients whose principal is unknown share one limit.
+    answers carry Kafka's throttle time. Clients whose principal is unknown share one limit. The principal is
+    the user of SASL/PLAIN or SCRAM, the claim `sub` of a token of OAUTHBEARER, or a certificate's subject.
     """
-    principal_store_dollars_per_day: Annotated[float, Decimal(0.001, 1_000_000)] | None = None
+    principal_store_dollars_per_day: Annotated[Annotated[float, Decimal(0.001, 1_000_000)] | None, LIVE] = (
+        None
+    )
     """
     The most that reads of each principal from the store may cost in a day, by the list prices of requests;
     null: no limit. Past it answers are small and carry Kafka's throttle time, and none is refused.
     """
-    slow_fetch_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
+    slow_fetch_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 5 * _SECOND_MS
     """Fetches of archived records that take longer are logged, with what they waited for."""
     consumer_groups: Annotated[bool, Flag()] = False
     """
@@ -492,6 +497,14 @@ class GatewayConfig(BaseModel):
     """
     group_initial_rebalance_delay_ms: Annotated[int, duration(0, 60 * _SECOND_MS)] = 3 * _SECOND_MS
     """How long a consumer group that had no members waits for more of them before it assigns partitions."""
+    consumer_group_session_timeout_ms: Annotated[int, duration(6 * _SECOND_MS, 1800 * _SECOND_MS)] = (
+        45 * _SECOND_MS
+    )
+    """
+    How long a member of a group of the newer protocol (KIP-848) may be silent until it is removed, as Kafka's
+    `group.consumer.session.timeout.ms`. It is told to speak three times as often, and every 5 s at least. In
+    the classic protocol each client says this itself.
+    """
 
     def worker_count(self, processors: int) -> int:
         """

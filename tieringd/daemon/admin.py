@@ -2,9 +2,10 @@
 The admin page: metrics, health and status over HTTP, and the status page for a person at `/`.
 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation succeeded,
-that each log directory could be read, and that the object store accepted the last requests.
-`tieringd_ready{reason}` shows the same as a metric. An archive endpoint without a broker has no rounds
-and no status: it is always ready. To read takes no login: the page listens on this host by default.
+that each log directory could be read, that the object store accepted the last requests, and that a worker of
+the gateway serves clients, where it has workers. `tieringd_ready{reason}` shows the same as a metric. An
+archive endpoint has no rounds: without workers it is always ready. To read takes no login: the page listens
+on this host by default.
 
 One request changes something: `POST /reload` does what SIGHUP does. It is refused unless an admin token is
 configured and the request carries it, so without a token the page is read-only.
@@ -34,6 +35,7 @@ from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.overview import OverviewMaker
+from tieringd.daemon.readiness import Readiness
 from tieringd.daemon.status_page import CONTENT_POLICY, page
 from tieringd.daemon.workers.worker_pool import WorkerPool
 from tieringd.errors import ConfigError
@@ -74,6 +76,7 @@ class AdminPage:
     ) -> None:
         self._metrics = metrics
         self._workers = workers
+        self._readiness = Readiness(reconciler, workers)
         self._control = control
         self._overview = overview
         self._reconciler = reconciler
@@ -170,8 +173,8 @@ class AdminPage:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """Say whether the daemon is ready, and if not, why."""
-        if self._reconciler is not None and self._reconciler.fault:
-            return web.Response(status=503, text=f"{self._reconciler.fault}\n")
+        if faults := self._readiness.faults():
+            return web.Response(status=503, text="".join(f"{fault}\n" for fault in faults))
         return web.Response(text="ok\n")
 
     async def page(self, request: web.Request) -> web.Response:
@@ -233,14 +236,6 @@ def _name(leadership: Leadership) -> str:
     return f"{leadership.partition.topic}-{leadership.partition.partition}"
 
 
-class _AlwaysReady:
-    """Readiness of an archive endpoint without a broker, which listens only when it is ready."""
-
-    def readiness(self) -> dict[str, str]:
-        """Return that nothing prevents readiness."""
-        return {"starting": ""}
-
-
 @asynccontextmanager
 async def serving(
     config: AdminConfig,
@@ -263,7 +258,7 @@ async def serving(
     if not config.enabled:
         yield
         return
-    metrics.watch_readiness(reconciler or _AlwaysReady())
+    metrics.watch_readiness(Readiness(reconciler, workers))
     if reconciler is not None:
         metrics.watch_faults(reconciler)
     metrics.max_topics = config.metrics_topics

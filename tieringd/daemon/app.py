@@ -21,7 +21,6 @@ from tieringd.archiving.partition_status import PassResult
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.config import Config
 from tieringd.config.describe import config_hash
-from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import DaemonParts, WorkerWay, apply_config, assembled
@@ -32,9 +31,10 @@ from tieringd.daemon.loop_lag import measure_loop
 from tieringd.daemon.overview import DaemonFacts, OverviewMaker
 from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.daemon.recent_errors import RecentErrors, remembering
+from tieringd.daemon.reloading import Reloader, on_hangup
 from tieringd.daemon.service_manager import ServiceManager
 from tieringd.daemon.workers.gateway_workers import GatewayWorkers
-from tieringd.daemon.workers.worker_pool import done_before
+from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
 from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -48,74 +48,6 @@ _RETENTION_NAMES = {"log_retention_ms", "delete_retention_ms", "kafka_log_retent
 
 _HINT_PAUSE_SECONDS = 0.2
 """Directory events come in bursts: a roll makes four files. One round handles all of them."""
-
-
-class Reloader:
-    """
-    Hold the configuration in use, and change it on request.
-
-    An invalid configuration changes nothing. Changes that a running daemon cannot take over are logged, and
-    wait for a restart; the declarations of the properties say which these are.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        parts: DaemonParts,
-        *,
-        load: Callable[[], Config],
-        on_change: Callable[[Config], None],
-        metrics: Metrics,
-        manager: ServiceManager,
-    ) -> None:
-        """Take the collaborators; *load* reads the file again, *on_change* gets the configuration in use."""
-        self.config = config
-        self._parts = parts
-        self._load = load
-        self._on_change = on_change
-        self._metrics = metrics
-        self._manager = manager
-
-    async def run(self, asked: asyncio.Event) -> None:
-        """Reload each time *asked* is set, until cancelled."""
-        while True:
-            await asked.wait()
-            asked.clear()
-            self._manager.reloading()
-            self._manager.ready(await self.reload())
-
-    async def reload(self) -> str:
-        """
-        Read the configuration again, and return the outcome as one line.
-
-        The configuration in use changes only if all of the new one is valid.
-        """
-        try:
-            found = await asyncio.to_thread(self._load)
-        except ConfigError as error:
-            log.error(  # noqa: TRY400 its text is enough
-                "configuration is not reloaded: the new one is wrong",
-                error=str(error),
-                problems=error.problems,
-            )
-            self._metrics.health.reload_succeeded.set(0)
-            return f"running; the last reload changed nothing: {error}"
-        plan = compare_configs(self.config, found)
-        self.config = plan.config
-        self._metrics.health.show_config(config_hash(plan.config))
-        self._metrics.max_topics = plan.config.admin.metrics_topics
-        self._on_change(plan.config)
-        apply_config(plan.config, self._parts)
-        for change in plan.applied:
-            log.info("configuration changed", change=str(change))
-        for change in plan.needs_restart:
-            log.warning("configuration change waits for a restart", change=str(change))
-        for warning in found.warnings:
-            log.warning("configuration", warning=warning)
-        self._metrics.health.reload_succeeded.set(1)
-        log.info("configuration reloaded", applied=len(plan.applied), waiting=len(plan.needs_restart))
-        self._parts.reconciler.hint()
-        return "running"
 
 
 async def run_daemon(
@@ -147,7 +79,7 @@ async def run_daemon(
     # The start takes long where a store does not answer, and SIGHUP ends a process that has no handler
     # for it.
     async with (
-        _on_hangup(hangup.set),
+        on_hangup(hangup.set),
         _remembering(errors),
         assembled(config, metrics, workers=WorkerWay(worker_command, errors.note)) as parts,
         serving(
@@ -162,23 +94,25 @@ async def run_daemon(
                 store=parts.archive.store,
                 space=parts.disks.space,
                 errors=errors,
-                workers=parts.gateway.pool.status if isinstance(parts.gateway, GatewayWorkers) else tuple,
+                workers=_workers_of(parts),
             ),
             reload=hangup.set,
-            workers=parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None,
+            workers=_workers_of(parts),
         ),
     ):
         _report_start(config, parts)
         _publish_facts(config, metrics)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
+
+        def apply(changed: Config) -> None:
+            metrics.max_topics = changed.admin.metrics_topics
+            on_change(changed)
+            apply_config(changed, parts)
+            parts.reconciler.hint()
+
         reloader = Reloader(
-            config,
-            parts,
-            load=load or (lambda: config),
-            on_change=on_change,
-            metrics=metrics,
-            manager=manager,
+            config, load=load or (lambda: config), apply=apply, health=metrics.health, manager=manager
         )
         with _stopped_by_signals(stop, hurry):
             async with _serving_clients(parts, metrics, stop) as gateway, _fed(manager):
@@ -198,6 +132,10 @@ async def run_daemon(
     log.info("stopped")
 
 
+def _workers_of(parts: DaemonParts) -> WorkerPool | None:
+    return parts.gateway.pool if isinstance(parts.gateway, GatewayWorkers) else None
+
+
 async def run_once(config: Config) -> PassResult:
     """
     Upload all that is eligible, trim what may be trimmed, and return the status of each partition.
@@ -207,7 +145,7 @@ async def run_once(config: Config) -> PassResult:
     """
     metrics = Metrics()
     # A pass ends soon and uses the configuration of its start, so SIGHUP does nothing.
-    async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
+    async with on_hangup(lambda: None), assembled(config, metrics) as parts:
         _report_start(config, parts)
         with _permanent_faults_named(config):
             await parts.archive.store.list_page("meta/", limit=1)
@@ -481,14 +419,3 @@ def _stopped_by_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[N
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-@asynccontextmanager
-async def _on_hangup(act: Callable[[], object]) -> AsyncIterator[None]:
-    """Call *act* at each SIGHUP for the time of the context."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, act)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)

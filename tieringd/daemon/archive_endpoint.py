@@ -12,8 +12,8 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,8 @@ from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway_service import divided, gateway_settings
 from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
 from tieringd.daemon.read_cache import ReadCache
+from tieringd.daemon.reloading import Reloader, on_hangup
+from tieringd.daemon.service_manager import ServiceManager
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_nodes import EndpointLeases, Nodes, SoleNode
@@ -43,7 +45,7 @@ from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import ConfigError, StorageDenied
 from tieringd.formats.group_documents import GROUPS_PREFIX
-from tieringd.gateway.connection import ConnectionContext
+from tieringd.gateway.connection import ConnectionContext, GatewaySettings
 from tieringd.gateway.read_rates import HOST, ReadRates
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
@@ -52,8 +54,9 @@ from tieringd.metrics.restarts import restarted
 from tieringd.policies.group_membership import GroupLimits
 from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
+from tieringd.storage.at_once import cancelled
 from tieringd.storage.checked_puts import PROBE_PREFIX
-from tieringd.storage.store_opening import bucket_name
+from tieringd.storage.store_opening import bucket_name, store_limits
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
@@ -95,20 +98,30 @@ class ArchiveEndpoint:
     server: GatewayServer
     topics: ServedTopics
     users: UserDirectory
-    tls: GatewayTls | None = None
+    tls: GatewayTls
     """Renews the certificate while the endpoint runs."""
     groups: KeptGroups | None = None
     """None where this endpoint keeps no consumer groups."""
     on_failure: Callable[[str], None] = lambda _: None
     """Called with the name of a task that failed by a defect, for a metric."""
+    worker: WorkerParts | None = None
+    """The parts of the worker in which it serves; None where it is the only process."""
+    _is_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the users file is to be looked at before its time."""
+
+    def set_config(self, config: Config) -> None:
+        """Use the limits of *config* from now on, and look at the users file."""
+        self.server.set_limits(_settings_of(config, self.tls, self.worker))
+        self._is_changed.set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until *stop* is set."""
+        renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
         async with asyncio.TaskGroup() as tasks:
             helpers = [
                 *(tasks.create_task(each) for each in self.cache.tasks(self.on_failure)),
                 tasks.create_task(self.server.watch()),
-                *self._renewing(tasks),
+                tasks.create_task(renewing),
                 *(() if self.groups is None else map(tasks.create_task, self.groups.tasks(self.on_failure))),
                 tasks.create_task(restarted("endpoint_users", self._renew_users, on_failure=self.on_failure)),
             ]
@@ -119,19 +132,24 @@ class ArchiveEndpoint:
     async def _renew_users(self) -> None:
         """Look at the users file until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._is_changed.wait()
+            self._is_changed.clear()
             await asyncio.to_thread(self.users.renew)
 
-    def _renewing(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        if self.tls is None:
-            return []
-        renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
-        return [tasks.create_task(renewing)]
 
-
-async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> None:
+async def run_archive_endpoint(
+    config: Config,
+    *,
+    from_cluster: str | None,
+    load: Callable[[], Config],
+    on_change: Callable[[Config], None],
+) -> None:
     """
     Serve until a signal asks to stop.
+
+    On SIGHUP *load* reads the configuration again, and *on_change* gets the one in use after that.
 
     Raises:
         ConfigError: The configuration cannot be used here, or does not say which topics are meant.
@@ -139,21 +157,49 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
         StorageUnavailable: The store does not answer at the start.
     """
     metrics = Metrics()
-    stop = asyncio.Event()
+    stop, hangup = asyncio.Event(), asyncio.Event()
     with stopped_by_signals(stop), sole_owner(config):
         await asyncio.to_thread(claim_file_root, config, only_reads=True)
-        async with opened_archive(config, metrics) as archive:
+        async with on_hangup(hangup.set), opened_archive(config, metrics) as archive:
             let_only_groups_be_written(archive)
             async with (
                 archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,
-                serving(config.admin, metrics, None),
+                serving(config.admin, metrics, None, reload=hangup.set),
             ):
+
+                def apply(changed: Config) -> None:
+                    on_change(changed)
+                    archive.store.set_limits(store_limits(changed))
+                    endpoint.cache.set_config(changed)
+                    endpoint.set_config(changed)
+
                 metrics.watch_certificates(lambda: certificate_files(config))
                 host, port = listening_host(config), endpoint.server.port
                 log.info("archive endpoint listens", host=host, port=port, cluster=endpoint.topics.cluster_id)
-                await endpoint.run(stop)
+                async with reloading(config, hangup, load=load, apply=apply, metrics=metrics):
+                    await endpoint.run(stop)
                 log.info("stopping")
     log.info("stopped")
+
+
+@asynccontextmanager
+async def reloading(
+    config: Config,
+    asked: asyncio.Event,
+    *,
+    load: Callable[[], Config],
+    apply: Callable[[Config], None],
+    metrics: Metrics,
+) -> AsyncIterator[None]:
+    """Reload each time *asked* is set, for the time of the context."""
+    reloader = Reloader(config, load=load, apply=apply, health=metrics.health, manager=ServiceManager())
+    running = asyncio.create_task(
+        restarted("reload", lambda: reloader.run(asked), on_failure=metrics.health.task_failed)
+    )
+    try:
+        yield
+    finally:
+        await cancelled((running,))
 
 
 def let_only_groups_be_written(archive: Archive) -> None:
@@ -184,9 +230,7 @@ async def archive_endpoint_of(
         )
     tls = GatewayTls(config, has_broker=False)
     users = await asyncio.to_thread(UserDirectory, config.gateway.users_file)
-    settings = replace(gateway_settings(config, tls), host=listening_host(config))
-    if worker is not None:
-        settings = divided(settings, worker.start.workers)
+
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
     topics = await _opened_topics(config, archive, from_cluster, interval_seconds)
@@ -212,7 +256,7 @@ async def archive_endpoint_of(
         )
 
     server = GatewayServer(
-        settings,
+        _settings_of(config, tls, worker),
         connect=connect,
         on_failure=metrics.health.task_failed,
         readers=metrics.readers,
@@ -242,9 +286,13 @@ async def archive_endpoint_of(
         )
         if groups is not None:
             await _begin(groups, archive, place=own.bucket)
+        endpoint = ArchiveEndpoint(
+            cache, server, topics, users, tls, groups, metrics.health.task_failed, worker
+        )
         if worker is not None:
+            worker.on_config.append(endpoint.set_config)
             await worker.begin(server)
-        yield ArchiveEndpoint(cache, server, topics, users, tls, groups, metrics.health.task_failed)
+        yield endpoint
     finally:
         partitions.end_waits()
         if groups is not None:
@@ -255,6 +303,11 @@ async def archive_endpoint_of(
         await topics.close()
         await partitions.close()
         await cache.hydrator.close()
+
+
+def _settings_of(config: Config, tls: GatewayTls, worker: WorkerParts | None) -> GatewaySettings:
+    settings = replace(gateway_settings(config, tls), host=listening_host(config))
+    return settings if worker is None else divided(settings, worker.start.workers)
 
 
 async def _opened_topics(
@@ -372,6 +425,7 @@ def _kept_groups(
         offset_metadata_bytes=gateway.group_offset_metadata_bytes,
         first_round_ms=gateway.group_initial_rebalance_delay_ms,
         offsets_retention_ms=gateway.group_offsets_retention_ms,
+        newer_session_timeout_ms=gateway.consumer_group_session_timeout_ms,
     )
     store = GroupStore(
         archive.store, cluster=cluster, writer_id=leases.endpoint_id, max_bytes=limits.group_bytes
@@ -437,7 +491,7 @@ def _advertised(config: Config) -> tuple[str, int]:
 
 @contextmanager
 def stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Let SIGTERM and SIGINT set *stop* for the time of the context; there is no reload."""
+    """Let SIGTERM and SIGINT set *stop* for the time of the context."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:

@@ -30,7 +30,7 @@ class Gateway:
 
     cache: ReadCache
     server: GatewayServer
-    tls: GatewayTls | None = None
+    tls: GatewayTls
     """Renews certificates while the gateway runs."""
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
@@ -38,6 +38,7 @@ class Gateway:
     def set_config(self, config: Config) -> None:
         """Use *config* from now on, as far as it can change."""
         self.cache.set_config(config)
+        self.server.set_limits(gateway_settings(config, self.tls))
 
     async def listen(self) -> None:
         """
@@ -53,9 +54,8 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             for task in self.cache.tasks(self.on_failure):
                 tasks.create_task(task)
-            if self.tls is not None:
-                renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
-                tasks.create_task(renewing)
+            renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
+            tasks.create_task(renewing)
             await self.server.watch()
 
 

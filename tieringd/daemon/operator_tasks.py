@@ -96,7 +96,7 @@ class Seen:
 
     uptime_seconds: float
     reasons: Mapping[str, str]
-    """The reasons why the daemon is not ready: the text of each by its name. Empty when it is ready."""
+    """The reasons why archiving is not ready: the text of each by its name. Empty when it is ready."""
     partitions: Sequence[FaultyPartition]
     figures: Mapping[TopicPartition, PartitionFigures]
     sums: Sums
@@ -104,6 +104,8 @@ class Seen:
     """Why a path or topic was left out of the last round, by its name."""
     paused_topics: Sequence[str]
     oldest_upload_seconds: float
+    gateway_fault: str = ""
+    """Why no worker of the gateway serves clients; empty while one does, and without workers."""
 
 
 def tasks(seen: Seen, metrics: Metrics) -> Iterator[Task]:
@@ -123,6 +125,9 @@ def _why_not_ready(seen: Seen) -> Iterator[Task]:
     for reason, (effect, command) in _REASONS.items():
         if why := seen.reasons.get(reason):
             yield Task(f"{effect}: {why}", command)
+    if seen.gateway_fault and seen.uptime_seconds >= SETTLED_SECONDS:
+        # Workers take seconds to start, with the daemon.
+        yield Task(f"the gateway's clients are not served: {seen.gateway_fault}", _LOG)
     if seen.reasons.keys() == {"starting"} and seen.uptime_seconds >= SETTLED_SECONDS:
         yield Task(f"the start does not end: {seen.reasons['starting']}", _LOG)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +18,9 @@ from tieringd import __version__
 from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.daemon.operator_tasks import Seen, Task, tasks
+from tieringd.daemon.readiness import GATEWAY_WORKERS, Readiness
 from tieringd.daemon.recent_errors import FoldedError, RecentErrors
+from tieringd.daemon.workers.worker_pool import WorkerPool
 from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.metrics import Metrics
 from tieringd.metrics.partition_figures import PartitionFigures, by_labels
@@ -127,10 +129,11 @@ class OverviewMaker:
         store: ResilientStore,
         space: SpaceManager,
         errors: RecentErrors,
-        workers: Callable[[], tuple[WorkerStatus, ...]] = tuple,
+        workers: WorkerPool | None = None,
     ) -> None:
-        """Keep the arguments. *workers* returns the status of each worker of the gateway."""
+        """Keep the arguments. *workers* serve the gateway's clients, where this process does not."""
         self._workers = workers
+        self._readiness = Readiness(reconciler, workers)
         self._facts = facts
         self._metrics = metrics
         self._reconciler = reconciler
@@ -158,17 +161,19 @@ class OverviewMaker:
             for leadership, status in statuses.items()
         ]
         worst = heapq.nsmallest(MOST_PARTITIONS, lines, key=_badness)
+        reasons = {name: why for name, why in self._readiness.readiness().items() if why}
         now = time.monotonic()
         uploads = tuple(UploadLine(*one) for one in self._store.writes_in_flight(now))
         seen = Seen(
             uptime_seconds=now - self._facts.started_at,
-            reasons={name: why for name, why in reconciler.readiness().items() if why},
+            reasons={name: why for name, why in reasons.items() if name != GATEWAY_WORKERS},
             partitions=lines,
             figures=figures,
             sums=sums,
             problems=reconciler.problems,
             paused_topics=reconciler.paused_topics,
             oldest_upload_seconds=max((one.seconds for one in uploads), default=0.0),
+            gateway_fault=reasons.get(GATEWAY_WORKERS, ""),
         )
         return Overview(
             version=__version__,
@@ -176,7 +181,7 @@ class OverviewMaker:
             cluster=snapshot.cluster if snapshot is not None else "",
             store=self._facts.store,
             broker=self._facts.broker,
-            reasons=seen.reasons,
+            reasons=reasons,
             led_partitions=len(statuses) - faults[PartitionFault.FENCED.value],
             followed_partitions=snapshot.led_elsewhere if snapshot is not None else 0,
             pending_bytes=sums.pending_bytes,
@@ -193,7 +198,7 @@ class OverviewMaker:
             cache_limit_bytes=int(metrics.cache.limit_bytes._value.get()),  # noqa: SLF001
             uploads=uploads,
             errors=tuple(self._errors.folded()),
-            workers=self._workers(),
+            workers=() if self._workers is None else self._workers.status(),
         )
 
     def _disks(self) -> Iterator[DiskLine]:

@@ -78,7 +78,7 @@ def cache_keeper_of(config: Config, metrics: Metrics, *, room: CacheRoom | None 
     open_chunks = OpenChunks(config.chunk_eviction, now=time.monotonic, metrics=metrics.cache)
     if room is not None:
         return SharedCacheKeeper(directory, open_chunks, room=room, metrics=metrics.cache)
-    return CacheKeeper(directory, open_chunks, settings=_keeper_settings(config), metrics=metrics.cache)
+    return CacheKeeper(directory, open_chunks, settings=keeper_settings_of(config), metrics=metrics.cache)
 
 
 class ReadCache:
@@ -106,7 +106,7 @@ class ReadCache:
 
     def set_config(self, config: Config) -> None:
         """Use *config* from now on, as far as it can change."""
-        self.keeper.set_settings(_keeper_settings(config))
+        self.keeper.set_settings(keeper_settings_of(config))
         self.keeper.open_chunks.limits = config.chunk_eviction
         self.keeper.directory.walk_concurrency = config.cloud_storage_cache_trim_walk_concurrency
         self.hydrator.set_limits(hydration_limits(config, workers=self._workers))
@@ -119,7 +119,8 @@ class ReadCache:
         )
 
 
-def _keeper_settings(config: Config) -> KeeperSettings:
+def keeper_settings_of(config: Config) -> KeeperSettings:
+    """Return how large the cache may be on its disk, and how often that is checked."""
     directory = config.cache_directory
     found = os.statvfs(_existing(directory))
     return keeper_settings(

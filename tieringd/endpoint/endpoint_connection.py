@@ -219,7 +219,11 @@ class EndpointConnection:
             reader = Reader.of(self._login.principal, client_id_of(memoryview(frame)))
             READER.set(reader)
         answer = await self._api.answer(
-            head, memoryview(frame), self._users.access_of(self._login.principal), self._login
+            head,
+            memoryview(frame),
+            self._users.access_of(self._login.principal),
+            self._login,
+            is_connected=lambda: not self._wire.is_ended_by_peer,
         )
         self._shared.counters.archived_answers += 1
         pieces, seconds = answer.pieces, 0.0

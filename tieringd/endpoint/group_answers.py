@@ -19,7 +19,7 @@ from tieringd.endpoint.access import Access, Operation
 from tieringd.endpoint.cluster_answers import NO_DELAY
 from tieringd.endpoint.endpoint_nodes import Nodes, chosen
 from tieringd.endpoint.endpoint_settings import ApiKey
-from tieringd.endpoint.group_coordinator import GroupCoordinator
+from tieringd.endpoint.group_coordinator import Arrival, CommitSource, GroupCoordinator
 from tieringd.endpoint.newer_group_answers import (
     NOT_ASKED,
     Client,
@@ -296,9 +296,9 @@ class GroupAnswers:
             else (),
         )
 
-    async def offset_commit(self, version: int, request: Any, access: Access, _client: Client) -> Any:
+    async def offset_commit(self, version: int, request: Any, access: Access, client: Client) -> Any:
         """Keep offsets; the answer says that they are in the bucket."""
-        was_here = self._coordinator.hears(request.group_id, request.member_id)
+        arrived = self._coordinator.arrival(request.group_id, request.member_id)
         await self._topics.ensure_fresh()
         error = group_fault(access, request.group_id, Operation.READ)
         size_bytes = _PARTITION_BYTES * sum(len(one.partitions) for one in request.topics)
@@ -313,7 +313,7 @@ class GroupAnswers:
                 self._coordinator.endpoint_id,
                 offsets,
             )
-            error = await self._committed(request.group_id, asked_for, was_here=was_here)
+            error = await self._committed(request.group_id, asked_for, client, arrived)
         return await in_thread_if_large(size_bytes, _commit_answer, version, request, refused, error)
 
     def _offsets_in(
@@ -338,7 +338,13 @@ class GroupAnswers:
                 )
         return offsets, refused
 
-    async def _committed(self, group_id: str, asked: CommitRequest, *, was_here: bool) -> GroupError:
+    async def _committed(
+        self, group_id: str, asked: CommitRequest, client: Client, arrived: Arrival
+    ) -> GroupError:
+        source = CommitSource(client.is_connected)
+        if asked.generation <= NO_GENERATION:
+            partitions = [(topic, number) for topic, numbers in asked.offsets.items() for number in numbers]
+            source = CommitSource(client.is_connected, partitions)
         topics = [(topic.name, topic.topic_id) for topic in asked.offsets]
 
         def unless_older(group: ConsumerGroup) -> Step[GroupError | None]:
@@ -347,7 +353,11 @@ class GroupAnswers:
 
         async def applied(transition: Callable[[ConsumerGroup], Step[Any]]) -> Any:
             return await self._coordinator.apply(
-                group_id, transition, member_id=asked.member_id, was_here=was_here
+                group_id,
+                transition,
+                member_id=asked.member_id,
+                arrived=arrived,
+                source=source,
             )
 
         try:

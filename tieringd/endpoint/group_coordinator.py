@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -32,7 +32,7 @@ from tieringd.errors import (
     TieringError,
 )
 from tieringd.metrics.groups import GroupMetrics
-from tieringd.model.consumer_group import ConsumerGroup, GroupState, SubscribedTopic
+from tieringd.model.consumer_group import ConsumerGroup, GroupState, GroupTopic, SubscribedTopic
 from tieringd.policies.consumer_protocol import (
     JOINS,
     ConsumerHeartbeat,
@@ -55,7 +55,7 @@ from tieringd.policies.group_membership import (
     sync_answer,
     without_members,
 )
-from tieringd.policies.group_offsets import without_expired
+from tieringd.policies.group_offsets import changed_offsets, without_expired
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +74,7 @@ _KEPT_SECONDS: Final = 60.0
 """How long a group without members here is kept in memory."""
 KEEPING_SECONDS: Final = 600.0
 """How often one endpoint goes over all groups, for old offsets and for members that no endpoint has."""
+_TELL_SECONDS: Final = 60.0
 _TRIES: Final = 20
 """Writes of one batch. Each that fails means that another endpoint has written."""
 _STALL_SECONDS: Final = 3.0
@@ -101,7 +102,11 @@ class _OpenGroup:
     work: asyncio.Task[None] | None = None
     has_failed: bool = False
     """Whether the last request failed, which is logged once."""
+    too_large_told_at: float = -math.inf
+    """When the log was told of a request that would make the group too large."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    overtaken: dict[tuple[GroupTopic, int], int] = field(default_factory=dict)
+    """Partitions whose offset another endpoint has changed, with the number of the find."""
 
     @property
     def group(self) -> ConsumerGroup:
@@ -120,9 +125,29 @@ class Joined:
     """The id that the static member had before."""
 
 
-class MemberMoved(ProtocolViolation):
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What this endpoint knew when a request of a group arrived."""
+
+    was_here: bool
+    """Whether the member was connected here."""
+    finds: int
+    """The coordinator's number of finds of offsets that another endpoint has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSource:
+    """What tells whether a commit is the older of two, beside what the group knows of the member."""
+
+    is_connected: Callable[[], bool]
+    """Says whether the client still has the connection that the commit came on."""
+    memberless: Collection[tuple[GroupTopic, int]] = ()
+    """The partitions that a consumer commits that is no member: it has no generation and no place."""
+
+
+class OvertakenRequest(ProtocolViolation):
     """
-    A request may be older than what its member has done at another endpoint since.
+    A request may be older than what its client has done at another endpoint since.
 
     Its connection is closed, and with it what the client has sent behind it: a commit there would undo a
     newer one. A client that is still there connects again, and its next request counts.
@@ -156,6 +181,7 @@ class GroupCoordinator:
         self._open: dict[str, _OpenGroup] = {}
         self._catalog: dict[str, GroupVersion] = {}
         self._catalog_lock = asyncio.Lock()
+        self._finds = 0
         self._is_ending = False
 
     @property
@@ -166,42 +192,51 @@ class GroupCoordinator:
     # -- requests ---------------------------------------------------------------------------------
 
     async def apply(
-        self, group_id: str, transition: Transition[T], *, member_id: str = "", was_here: bool | None = None
+        self,
+        group_id: str,
+        transition: Transition[T],
+        *,
+        member_id: str = "",
+        arrived: Arrival | None = None,
+        source: CommitSource | None = None,
     ) -> T:
         """
         Make a transition, and return its reply when the bucket has what it changed.
 
         A transition may be made several times, each time from a newer state. Only the last reply counts.
-        *was_here* is what `hears` said when the member's request arrived, if that was not now.
+        *arrived* is what `arrival` said when the request arrived, if that was not now. *source* is of a
+        commit.
 
         Raises:
-            MemberMoved: The member was connected here, and has gone on at another endpoint since.
+            OvertakenRequest: The client has gone on at another endpoint since, as far as can be told.
             ObjectTooLarge: The group would have more bytes than it may have.
             CorruptDataError: The group's object cannot be read.
             StorageUnavailable: The store does not answer. The change may be there, or come later.
         """
+        before = self.arrival(group_id, member_id) if arrived is None else arrived
         one = self._opened(group_id)
-        may_have_moved = member_id in one.heard if was_here is None else was_here
         self._hear(one, member_id)
 
-        def unless_moved(group: ConsumerGroup) -> Step[tuple[T] | None]:
+        def unless_overtaken(group: ConsumerGroup) -> Step[tuple[T] | None]:
             member = group.members.get(member_id)
-            if may_have_moved and member is not None and member.endpoint_id != self.endpoint_id:
+            if before.was_here and member is not None and member.endpoint_id != self.endpoint_id:
                 # The request may be older than what the member has committed there.
+                return Step(group, None)
+            if source is not None and _is_overtaken(one, source, before):
                 return Step(group, None)
             step = transition(group)
             return Step(step.group, (step.reply,))
 
-        reply = await self._applied(one, unless_moved)
+        reply = await self._applied(one, unless_overtaken)
         if reply is None:
-            raise MemberMoved("a member has gone on at another endpoint since it was connected here")
+            raise OvertakenRequest("a client may have gone on at another endpoint since its request")
         self._hear(one, member_id)
         return reply[0]
 
-    def hears(self, group_id: str, member_id: str) -> bool:
-        """Say whether a member is connected here, as far as this endpoint knows."""
+    def arrival(self, group_id: str, member_id: str) -> Arrival:
+        """Return what this endpoint knows now, for a request that has just arrived."""
         one = self._open.get(group_id)
-        return one is not None and member_id in one.heard
+        return Arrival(one is not None and member_id in one.heard, self._finds)
 
     async def _applied(self, one: _OpenGroup, transition: Transition[T]) -> T:
         if self._is_ending:
@@ -271,7 +306,7 @@ class GroupCoordinator:
         request: ConsumerHeartbeat,
         topic_of: Callable[[str], SubscribedTopic | None],
         *,
-        was_here: bool | None = None,
+        arrived: Arrival | None = None,
     ) -> HeartbeatReply:
         """Let a member of the newer protocol join, go on or leave. Arguments and errors are as of `apply`."""
         if request.epoch == JOINS and await self.is_full(group_id):
@@ -287,7 +322,7 @@ class GroupCoordinator:
             if step.reply.error is GroupError.NONE and step.group == one.group:
                 self._hear(one, member_id)
                 return step.reply
-        return await self.apply(group_id, transition, member_id=member_id, was_here=was_here)
+        return await self.apply(group_id, transition, member_id=member_id, arrived=arrived)
 
     def _is_known(self, one: _OpenGroup) -> bool:
         """Say whether the last known state is so young that a heartbeat may be answered from it."""
@@ -365,10 +400,12 @@ class GroupCoordinator:
                 for each in batch:
                     await self._make(one, [each])
             else:
+                self._metrics.refusals.inc()
+                self._tell_too_large(one, error)
                 _fail(batch, error)
         except Exception as error:  # noqa: BLE001 the requests that wait get it, a defect too
-            if isinstance(error, StorageUnavailable):
-                self._metrics.failures.inc()
+            is_away = isinstance(error, StorageUnavailable)
+            (self._metrics.failures if is_away else self._metrics.refusals).inc()
             _fail(batch, error)
             if not one.has_failed:
                 one.has_failed = True
@@ -378,6 +415,12 @@ class GroupCoordinator:
             for (_, arrived), reply in zip(batch, replies, strict=True):
                 if not arrived.done():
                     arrived.set_result(reply)
+
+    def _tell_too_large(self, one: _OpenGroup, error: ObjectTooLarge) -> None:
+        """Log it, now and then: other commits of the group succeed, and a client may try again and again."""
+        if self._now() - one.too_large_told_at >= _TELL_SECONDS:
+            one.too_large_told_at = self._now()
+            log.warning("a group is too large to be stored", group=one.group_id, error=str(error))
 
     async def _committed(self, one: _OpenGroup, transitions: Sequence[Transition[Any]]) -> list[Any]:
         began = self._now()
@@ -425,8 +468,12 @@ class GroupCoordinator:
 
     async def _look(self, one: _OpenGroup) -> None:
         """Read the group again if it has changed."""
-        begun_at = self._now()
-        self._take(one, await self._store.load(one.group_id, one.known), begun_at)
+        begun_at, before = self._now(), one.known
+        found = await self._store.load(one.group_id, before)
+        if before is not None and found.version != before.version:
+            self._finds += 1
+            one.overtaken |= dict.fromkeys(changed_offsets(before.group, found.group), self._finds)
+        self._take(one, found, begun_at)
 
     def _take(self, one: _OpenGroup, found: GroupVersion, confirmed_at: float) -> None:
         before, is_first = one.group, one.known is None
@@ -612,6 +659,18 @@ class GroupCoordinator:
         works = [one.work for one in self._open.values() if one.work is not None]
         if works:
             await asyncio.wait(works)
+
+
+def _is_overtaken(one: _OpenGroup, source: CommitSource, before: Arrival) -> bool:
+    """
+    Say whether a client may have committed newer offsets at another endpoint since this commit arrived.
+
+    A client that gives up on an endpoint closes its connection, and the kernel knows that also while this
+    process stands still. If the close does not arrive, a commit without a member finds its offsets changed.
+    """
+    if not source.is_connected():
+        return True
+    return any(one.overtaken.get(partition, 0) > before.finds for partition in source.memberless)
 
 
 def _folded(group: ConsumerGroup, transitions: Sequence[Transition[Any]]) -> tuple[ConsumerGroup, list[Any]]:

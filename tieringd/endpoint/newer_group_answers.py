@@ -54,6 +54,8 @@ class Client:
 
     client_id: str
     host: str
+    is_connected: Callable[[], bool]
+    """Says whether the client still has its connection, as far as the kernel knows."""
 
 
 Handler: TypeAlias = Callable[[int, Any, Access, Client], Coroutine[Any, Any, Any]]
@@ -72,7 +74,7 @@ class NewerGroupAnswers:
 
     async def heartbeat(self, version: int, request: Any, access: Access, client: Client) -> Any:
         """Tell a member what it may read."""
-        was_here = self._coordinator.hears(request.group_id, request.member_id)
+        arrived = self._coordinator.arrival(request.group_id, request.member_id)
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.CONSUMER_GROUP_HEARTBEAT, version)
         error, text = self._fault(request, access, client)
@@ -85,7 +87,7 @@ class NewerGroupAnswers:
                     request.group_id,
                     self._asked(request, member_id, client),
                     self._topic_of,
-                    was_here=was_here,
+                    arrived=arrived,
                 )
             except TieringError as fault:
                 reply = HeartbeatReply(error_of(fault))

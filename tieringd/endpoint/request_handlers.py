@@ -80,10 +80,18 @@ class RequestHandlers:
         }
 
     async def answer(
-        self, head: RequestHead, frame: memoryview, access: Access, login: SaslLogin
+        self,
+        head: RequestHead,
+        frame: memoryview,
+        access: Access,
+        login: SaslLogin,
+        *,
+        is_connected: Callable[[], bool],
     ) -> EndpointResponse:
         """
         Answer one whole request of a client that may do what *access* allows.
+
+        *is_connected* says whether the client still has its connection.
 
         Raises:
             ProtocolViolation: The request cannot be read, or the endpoint does not offer its API and version.
@@ -103,7 +111,8 @@ class RequestHandlers:
             return EndpointResponse(response.pieces, release, waited_for)
         request = await in_thread_if_large(len(frame), decode_request, frame, head)
         if (of_a_group := self._group_handlers.get(head.api_key)) is not None:
-            client = Client((client_id_of(frame) or b"").decode(errors="replace"), HOST.get())
+            name = (client_id_of(frame) or b"").decode(errors="replace")
+            client = Client(name, HOST.get(), is_connected)
             message = await of_a_group(head.version, request, access, client)
         else:
             message = await self._handlers[head.api_key](head.version, request, access)

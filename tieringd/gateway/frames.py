@@ -23,6 +23,7 @@ from tieringd.formats.kafka_wire.fetch import readdressed
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import NextFetch, PartitionKey
+from tieringd.gateway.seen_login import ClaimedLogin
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import Reader
 
@@ -257,7 +258,7 @@ class PendingRequest:
     """The reader that sent a Fetch; None for other requests."""
     begun_at: float = 0.0
     """Arrival of a Fetch, on the clock of `time.monotonic`."""
-    user: str | None = None
+    claimed: ClaimedLogin | None = None
     """The user that has logged in if the broker accepts a SaslAuthenticate."""
 
     @property
@@ -268,7 +269,8 @@ class PendingRequest:
     @property
     def kept_bytes(self) -> int:
         """Return how many bytes of messages it keeps."""
-        return len(self.request or b"") + len(self.own_answer or b"") + len(self.user or "")
+        user = "" if self.claimed is None else self.claimed.user
+        return len(self.request or b"") + len(self.own_answer or b"") + len(user)
 
 
 class PendingRequests:

@@ -38,15 +38,38 @@ class ReadRates:
         principal_bytes_per_second: int | None = None,
         principal_dollars_per_day: float | None = None,
     ) -> None:
-        self._all = _Account(bytes_per_second)
-        self._clients = _Accounts(client_bytes_per_second)
-        self._principals = _Accounts(principal_bytes_per_second)
-        daily = None if principal_dollars_per_day is None else principal_dollars_per_day / _DAY_SECONDS
+        self._all = _Account(None)
+        self._clients = _Accounts()
+        self._principals = _Accounts()
         # The budget of a whole day may be spent at once.
-        self._dollars = _Accounts(daily, ahead_seconds=_DAY_SECONDS)
+        self._dollars = _Accounts(ahead_seconds=_DAY_SECONDS)
+        self._answer_bytes_max = math.inf
+        self.set_limits(
+            bytes_per_second=bytes_per_second,
+            client_bytes_per_second=client_bytes_per_second,
+            principal_bytes_per_second=principal_bytes_per_second,
+            principal_dollars_per_day=principal_dollars_per_day,
+            now=0.0,
+        )
+
+    def set_limits(
+        self,
+        *,
+        bytes_per_second: int | None,
+        client_bytes_per_second: int | None,
+        principal_bytes_per_second: int | None,
+        principal_dollars_per_day: float | None,
+        now: float,
+    ) -> None:
+        """Use other limits from now on. What was overspent is earned at the new rates."""
+        self._all.set_rate(bytes_per_second, now=now)
+        self._clients.set_rate(client_bytes_per_second, now=now)
+        self._principals.set_rate(principal_bytes_per_second, now=now)
+        daily = None if principal_dollars_per_day is None else principal_dollars_per_day / _DAY_SECONDS
+        self._dollars.set_rate(daily, now=now)
         limits = (bytes_per_second, client_bytes_per_second, principal_bytes_per_second)
         rates = [one for one in limits if one is not None]
-        self._answer_bytes_max: float = min(rates, default=math.inf) * AHEAD_SECONDS
+        self._answer_bytes_max = min(rates, default=math.inf) * AHEAD_SECONDS
 
     def answer_bytes(self, *, now: float, host: str = "", principal: str = "") -> float:
         """
@@ -92,10 +115,17 @@ class ReadRates:
 class _Accounts:
     """An account for each name; None without a limit."""
 
-    def __init__(self, per_second: float | None, *, ahead_seconds: float = AHEAD_SECONDS) -> None:
-        self._per_second = per_second
+    def __init__(self, *, ahead_seconds: float = AHEAD_SECONDS) -> None:
+        self._per_second: float | None = None
         self._ahead_seconds = ahead_seconds
         self._accounts: dict[str, _Account] = {}
+
+    def set_rate(self, per_second: float | None, *, now: float) -> None:
+        self._per_second = per_second
+        if per_second is None:
+            self._accounts = {}
+        for account in self._accounts.values():
+            account.set_rate(per_second, now=now)
 
     def spend(self, name: str, amount: float, *, now: float) -> float:
         if self._per_second is None:
@@ -121,6 +151,13 @@ class _Account:
         self._per_second = per_second
         self._ahead_seconds = ahead_seconds
         self.earned_at = -math.inf
+
+    def set_rate(self, per_second: float | None, *, now: float) -> None:
+        if per_second is None or self._per_second is None:
+            self.earned_at = -math.inf
+        elif self.earned_at > now:
+            self.earned_at = now + (self.earned_at - now) * self._per_second / per_second
+        self._per_second = per_second
 
     def spend(self, amount: float, *, now: float) -> float:
         if self._per_second is None:

@@ -35,7 +35,8 @@ class ReaderRecords:
     ) -> None:
         """Keep the arguments. Without *counts*, slow fetches are logged and none is counted."""
         self._counts = counts
-        self._slow_seconds = slow_seconds
+        self.slow_seconds = slow_seconds
+        """Fetches of archived records that take longer are logged."""
         self._now = now
         self._begun_at = now()
         self._lines = 0
@@ -73,7 +74,7 @@ class ReaderRecords:
         """Count a response from *source*, and log it if it was slow. *waited_for* names awaited chunks."""
         if self._counts is not None:
             self._counts.count_fetch(reader, source, size_bytes, seconds)
-        if seconds < self._slow_seconds or not self._may_log():
+        if seconds < self.slow_seconds or not self._may_log():
             return
         log.info(
             "a Fetch of archived records was slow",

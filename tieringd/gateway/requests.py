@@ -182,8 +182,8 @@ class RequestFrames(Frames):
         if head.api_key == InspectedApi.SASL_HANDSHAKE:
             self._login.see_handshake(view[:size])
             return self._begin_passing(head, view, PendingRequest(head))
-        user = self._login.see_token(view[:size], head)
-        return self._begin_passing(head, view, PendingRequest(head, b"", user=user))
+        claimed = self._login.see_token(view[:size], head)
+        return self._begin_passing(head, view, PendingRequest(head, b"", claimed=claimed))
 
     def _begin_passing(self, head: RequestHead, view: memoryview, pending: PendingRequest | None) -> int:
         if pending is not None:

@@ -29,6 +29,7 @@ from tieringd.formats.kafka_wire.fetch import (
 from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProducedPartition, ProduceResponseWalk
 from tieringd.formats.kafka_wire.request_header import InspectedApi
 from tieringd.gateway.frames import ALWAYS_HELD_BYTES, ClientResponse, Frames, PendingRequest, PendingRequests
+from tieringd.gateway.seen_login import ClaimedLogin
 from tieringd.gateway.wire import MemoryBudget
 
 SPLICED_BYTES: Final = 64 << 10
@@ -65,7 +66,7 @@ class ResponseFrames(Frames):
     comes. *take_ahead* gets the broker's response to a request that no client has sent yet. *on_late* is
     called for each archived partition whose answer has to wait for a later Fetch. *on_passed* gets each
     Fetch whose response was the broker's own, and the size of that response. *on_login* gets the responses to
-    SaslAuthenticate, their versions, and the users that log in by them.
+    SaslAuthenticate, their versions, and the users whose login they accept or refuse.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ResponseFrames(Frames):
         take_ahead: Callable[[ArchivableResponse | None], None],
         on_late: Callable[[], None],
         on_passed: Callable[[PendingRequest, int], None],
-        on_login: Callable[[memoryview, int, str | None], None],
+        on_login: Callable[[memoryview, int, ClaimedLogin | None], None],
         held_bytes: int,
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
@@ -290,7 +291,7 @@ class ResponseFrames(Frames):
         if head.api_key == InspectedApi.API_VERSIONS:
             request_header.cap_versions(frame, head.version)
         elif head.api_key == InspectedApi.SASL_AUTHENTICATE:
-            self._on_login(frame, head.version, pending.user)
+            self._on_login(frame, head.version, pending.claimed)
         elif head.api_key == InspectedApi.FETCH:
             question = self._fetch_question(frame, pending)
         else:

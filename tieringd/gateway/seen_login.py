@@ -3,19 +3,29 @@ The principal of a client, from its certificate or from a login that the gateway
 
 The gateway grants no access by this name. It uses the name to count reads, and to give each principal its
 budget of archived records. A name counts once the broker has accepted the login. A login by PLAIN or SCRAM
-shows the user's name. Clients with other mechanisms (OAUTHBEARER, GSSAPI) stay `ANONYMOUS`. Passwords are
+shows the user's name. A token of OAUTHBEARER has it in the claim `sub`, which brokers take by default too.
+Clients stay `ANONYMOUS` with GSSAPI, and with a token that is no JSON Web Token. Passwords and tokens are
 neither kept nor logged.
 """
 
 from __future__ import annotations
 
 import ssl
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.sasl import PlainToken, ScramFirst, is_accepted, mechanism_of, token_of
+from tieringd.formats.kafka_wire.sasl import (
+    BEARER,
+    BearerToken,
+    PlainToken,
+    ScramFirst,
+    is_accepted,
+    mechanism_of,
+    token_of,
+)
 from tieringd.metrics.readers import ANONYMOUS, Reader
 
 if TYPE_CHECKING:
@@ -40,6 +50,14 @@ def certified_principal(sock: socket.socket) -> str | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimedLogin:
+    """A user that has logged in once the broker accepts one SaslAuthenticate request."""
+
+    user: str
+    mechanism: str
+
+
 class SeenLogin:
     """The principal of one connection."""
 
@@ -48,7 +66,7 @@ class SeenLogin:
         self.principal = Reader.of(principal, None).principal
         """The name that counts and budgets have, which is shorter for very long names."""
         self._mechanism = ""
-        self._claimed: str | None = None
+        self._claimed: ClaimedLogin | None = None
         """The user in the first message of SCRAM; the second one follows."""
         self._reader: tuple[bytes | None, Reader] | None = None
 
@@ -66,7 +84,7 @@ class SeenLogin:
             self._mechanism = ""
         self._claimed = None
 
-    def see_token(self, frame: memoryview, head: RequestHead) -> str | None:
+    def see_token(self, frame: memoryview, head: RequestHead) -> ClaimedLogin | None:
         """
         Take a whole SaslAuthenticate request.
 
@@ -74,22 +92,27 @@ class SeenLogin:
         further ones before that.
         """
         claimed, self._claimed = self._claimed, None
-        if claimed is not None or (self._mechanism != _PLAIN and self._mechanism not in _SCRAM):
+        mechanism = self._mechanism
+        if claimed is not None or (mechanism not in {_PLAIN, BEARER} and mechanism not in _SCRAM):
             return claimed
         try:
             token = token_of(frame, head)
-            if self._mechanism == _PLAIN:
-                return PlainToken.read(token).user
-            self._claimed = ScramFirst.read(token).user
+            if mechanism == _PLAIN:
+                return ClaimedLogin(PlainToken.read(token).user, mechanism)
+            if mechanism == BEARER:
+                return ClaimedLogin(BearerToken.read(token).subject, mechanism)
+            self._claimed = ClaimedLogin(ScramFirst.read(token).user, mechanism)
         except ProtocolViolation:
             pass
         return None
 
-    def see_answer(self, frame: memoryview, version: int, user: str | None) -> None:
-        """Take the broker's whole response to the SaslAuthenticate request that logs *user* in."""
+    def see_answer(self, frame: memoryview, version: int, claimed: ClaimedLogin | None) -> None:
+        """Take the broker's whole response to the SaslAuthenticate request with this claim."""
+        if claimed is None:
+            return
         try:
-            accepted = is_accepted(frame, version)
+            accepted = is_accepted(frame, version, claimed.mechanism)
         except ProtocolViolation:
             accepted = False
-        if accepted and user is not None:
-            self.principal, self._reader = Reader.of(f"User:{user}", None).principal, None
+        if accepted:
+            self.principal, self._reader = Reader.of(f"User:{claimed.user}", None).principal, None

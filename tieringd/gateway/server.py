@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypedDict
 
 import structlog
 
@@ -31,7 +31,7 @@ from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.proxy_header import proxied_host
 from tieringd.gateway.read_rates import ReadRates
 from tieringd.gateway.reader_records import ReaderRecords
-from tieringd.gateway.shared_port import SharedPort, listening_socket
+from tieringd.gateway.shared_port import Port, SharedPort, listening_socket
 from tieringd.gateway.sockets import accepted, prepare
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import ReaderCounts
@@ -92,6 +92,22 @@ class _Wait:
         return now.kind == self.awaited.kind and done < SLOW_BYTES_PER_SECOND * seconds
 
 
+class _Rates(TypedDict):
+    bytes_per_second: int | None
+    client_bytes_per_second: int | None
+    principal_bytes_per_second: int | None
+    principal_dollars_per_day: float | None
+
+
+def _rates_of(settings: GatewaySettings) -> _Rates:
+    return {
+        "bytes_per_second": settings.archive_bytes_per_second,
+        "client_bytes_per_second": settings.client_archive_bytes_per_second,
+        "principal_bytes_per_second": settings.principal_bytes_per_second,
+        "principal_dollars_per_day": settings.principal_dollars_per_day,
+    }
+
+
 class GatewayServer:
     """Pass clients on to one broker, or serve them as *connect* does. Started once and closed once."""
 
@@ -123,12 +139,7 @@ class GatewayServer:
             memoryview(bytearray(SCRATCH_BYTES)),
             MemoryBudget(settings.buffered_bytes),
             ReaderRecords(readers, slow_seconds=settings.slow_fetch_seconds),
-            ReadRates(
-                bytes_per_second=settings.archive_bytes_per_second,
-                client_bytes_per_second=settings.client_archive_bytes_per_second,
-                principal_bytes_per_second=settings.principal_bytes_per_second,
-                principal_dollars_per_day=settings.principal_dollars_per_day,
-            ),
+            ReadRates(**_rates_of(settings)),
         )
         if readers is not None:
             readers.on_cost = self._charge
@@ -137,10 +148,17 @@ class GatewayServer:
         """The number of connections of each host, those that still shake hands included."""
         self._host_of: dict[ClientConnection, str] = {}
         self._shaking = 0
+        self._arriving: set[socket.socket] = set()
+        """Accepted sockets that a task still introduces or shakes hands with, as far as it has begun."""
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: tuple[asyncio.Task[None], ...] = ()
         self._is_empty = asyncio.Event()
+
+    def set_limits(self, settings: GatewaySettings) -> None:
+        """Use the rates of *settings*, and its time of slow fetches, from now on. All else stays as it is."""
+        self._shared.rates.set_limits(**_rates_of(settings), now=asyncio.get_running_loop().time())
+        self._shared.readers.slow_seconds = settings.slow_fetch_seconds
 
     def _charge(self, principal: str, dollars: float) -> None:
         self._shared.rates.charge(principal, dollars, now=asyncio.get_running_loop().time())
@@ -189,16 +207,15 @@ class GatewayServer:
             ConfigError: The address cannot be listened on.
         """
         settings = self._settings
-        if self._port is None:
-            self._listener = listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
-        else:
-            self._listener = self._port.listener
-        listener = self._listener
+        port = self._port or Port(
+            listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
+        )
+        self._listener = port.listener
         self._note_connections()
         self._serving = tuple(
             self._spawn(restarted(name, run, on_failure=self._on_failure))
             for name, run in (
-                ("gateway_listener", lambda: self._accept(listener)),
+                ("gateway_listener", lambda: self._accept(port)),
                 ("gateway_idle_check", self._end_idle),
                 ("gateway_slow_check", self._end_slow),
             )
@@ -214,6 +231,9 @@ class GatewayServer:
     async def close(self, *, grace_seconds: float = 5.0) -> None:
         """Accept no further client or request, wait for answers that are due, and close everything."""
         await cancelled(tuple(self._tasks))
+        for sock in self._arriving:
+            # A task that is cancelled before its first step does not close its socket itself.
+            sock.close()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
@@ -244,14 +264,10 @@ class GatewayServer:
         """Return how many clients are connected to this port."""
         return self.open_connections if self._port is None else self._port.counts.total
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(self, port: Port) -> None:
         while True:
             try:
-                if self._port is None:
-                    sock, address = await loop.sock_accept(listener)
-                else:
-                    sock, address = await self._port.accept()
+                sock, address = await port.accept()
             except OSError as error:
                 log.warning("the gateway cannot take a client", error=str(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -259,6 +275,7 @@ class GatewayServer:
             host = address[0]
             if self._settings.proxy_protocol and self._all_connections < self._settings.max_connections:
                 self._shaking += 1
+                self._arriving.add(sock)
                 self._spawn(self._introduce(sock, host))
             else:
                 self._take(sock, host)
@@ -285,6 +302,7 @@ class GatewayServer:
             raise
         finally:
             self._shaking -= 1
+            self._arriving.discard(sock)
             self._note_connections()
         self._take(sock, host)
         self._note_connections()
@@ -298,11 +316,14 @@ class GatewayServer:
         self.counters.accepted_connections += 1
         try:
             self._greet(sock, host)
-        except Exception:
-            # The boundary between clients: the listener goes on.
-            self.counters.failed_connections += 1
-            log.exception("the gateway cannot serve a client because of a defect", client=host)
-            sock.close()
+        except Exception as error:  # noqa: BLE001 the boundary between clients: the listener goes on
+            self._fail(sock, host, error)
+
+    def _fail(self, sock: socket.socket, host: str, error: Exception) -> None:
+        """Close a connection that met a defect. It ends alone."""
+        self.counters.failed_connections += 1
+        log.error("the gateway cannot serve a client because of a defect", client=host, exc_info=error)
+        sock.close()
 
     @property
     def _host_limit(self) -> int:
@@ -320,6 +341,7 @@ class GatewayServer:
         else:
             self._shaking += 1
             self._hosts[host] += 1
+            self._arriving.add(sock)
             self._spawn(self._shake(sock, host))
 
     def _turn_away(self, sock: socket.socket, error: OSError) -> None:
@@ -339,9 +361,13 @@ class GatewayServer:
             return
         finally:
             self._shaking -= 1
+            self._arriving.discard(sock)
             self._leave(host)
             self._note_connections()
-        self._add(encrypted, host)
+        try:
+            self._add(encrypted, host)
+        except Exception as error:  # noqa: BLE001 the boundary between clients
+            self._fail(encrypted, host, error)
         self._note_connections()
 
     def _add(self, sock: socket.socket, host: str) -> None:
@@ -354,6 +380,9 @@ class GatewayServer:
         except OSError as error:
             connection.abort()
             self._turn_away(sock, error)
+        except Exception:
+            connection.abort()
+            raise
 
     def _on_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)

@@ -1,9 +1,12 @@
 """
-One listening socket for several workers, and the numbers of their connections.
+The listening socket of one process, or of several workers, and the numbers of their connections.
 
-The daemon binds the port and never accepts. Each worker inherits the socket and accepts from it, so the
-port is there from the start to the end: clients that connect while a worker is replaced wait a moment, and
-none is refused. A client that waits wakes every worker that is idle. A worker with more connections than
+Nothing is awaited between the kernel's accept and the caller that gets the client. So a caller that is
+cancelled has accepted no client that would be left without an owner.
+
+For workers the daemon binds the port and never accepts. Each worker inherits the socket and accepts from it,
+so the port is there from the start to the end: clients that connect while a worker is replaced wait a moment,
+and none is refused. A client that waits wakes every worker that is idle. A worker with more connections than
 another one lets that one go first, so that connections are spread evenly, even a few of them.
 
 `ConnectionCounts` is how they know: a small memory that all workers map, with the number of connections of
@@ -91,11 +94,40 @@ class ConnectionCounts:
         return any(_AWAY < one < own for one in self._counts)
 
 
-class SharedPort:
-    """A listening socket that other workers accept from as well. Belongs to one event loop."""
+class Port:
+    """A non-blocking listening socket. Belongs to one event loop."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+
+    async def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """
+        Return the next client.
+
+        Raises:
+            OSError: The system has no descriptor for it.
+        """
+        while True:
+            try:
+                return self.listener.accept()
+            except BlockingIOError:
+                await self._client_waits()
+
+    async def _client_waits(self) -> None:
+        loop = asyncio.get_running_loop()
+        waits: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self.listener.fileno(), _end, waits)
+        try:
+            await waits
+        finally:
+            loop.remove_reader(self.listener.fileno())
+
+
+class SharedPort(Port):
+    """A listening socket that other workers accept from as well."""
 
     def __init__(self, listener: socket.socket, counts: ConnectionCounts) -> None:
-        self.listener = listener
+        super().__init__(listener)
         self.counts = counts
 
     async def accept(self) -> tuple[socket.socket, tuple[str, int]]:
@@ -115,15 +147,6 @@ class SharedPort:
                 return self.listener.accept()
             except BlockingIOError:
                 continue
-
-    async def _client_waits(self) -> None:
-        loop = asyncio.get_running_loop()
-        waits: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self.listener.fileno(), _end, waits)
-        try:
-            await waits
-        finally:
-            loop.remove_reader(self.listener.fileno())
 
 
 def _end(wait: asyncio.Future[None]) -> None:

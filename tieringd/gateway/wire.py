@@ -42,6 +42,8 @@ _GRANTED_BYTES: Final = 64 << 10
 _TURN_BYTES: Final = 1 << 20
 """How much one connection sends in a turn of the loop, so that the other connections get theirs."""
 _TLS_PIECE_BYTES: Final = 256 << 10
+_ESTABLISHED: Final = 1
+"""The state of a TCP connection that neither side has closed, as the kernel numbers it."""
 _FILE_ERRORS: Final = frozenset({errno.EIO, errno.EINVAL, errno.ESTALE})
 """Errors of `sendfile` that concern the file. All others concern the socket."""
 NOTHING_NOW: Final = -1
@@ -249,6 +251,17 @@ class Wire:
     def is_drained(self) -> bool:
         """Say whether all bytes were handed to the kernel."""
         return not self._kept
+
+    @property
+    def is_ended_by_peer(self) -> bool:
+        """Say whether the peer has closed the connection, also while earlier bytes are still to be read."""
+        if self.is_closed:
+            return True
+        try:
+            state = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except OSError:
+            return True
+        return state[0] != _ESTABLISHED
 
     @property
     def is_reading(self) -> bool:

@@ -48,6 +48,12 @@ class GroupMetrics:
             "Requests of consumer groups that failed because the object store did not answer",
             registry=registry,
         )
+        self.refusals = Counter(
+            "tieringd_endpoint_group_refusals",
+            "Requests of consumer groups that failed because their group cannot be stored or read: the "
+            "object store refuses it, or its object is damaged or would be too large",
+            registry=registry,
+        )
         self.endpoints = Gauge(
             "tieringd_endpoint_live_endpoints",
             "Archive-only endpoints of this archive that are alive, as this one sees it; 0 without groups",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from tieringd.model.consumer_group import ConsumerGroup, GroupMember, GroupState
 from tieringd.policies.partition_assignment import retargeted
@@ -53,6 +53,11 @@ class GroupError(IntEnum):
     STALE_MEMBER_EPOCH = 113
 
 
+_NEWER_HEARTBEAT_MS_MAX: Final = 5000
+"""As Kafka's group.consumer.heartbeat.interval.ms."""
+_NEWER_HEARTBEATS: Final = 3
+
+
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
     """The bounds of groups."""
@@ -73,10 +78,12 @@ class GroupLimits:
     """How long a group that was empty waits for more members."""
     offsets_retention_ms: int = 7 * 24 * 3_600_000
     newer_session_timeout_ms: int = 45_000
-    """
-    In the newer protocol the endpoint says how long a member may be silent, and how often it is to speak.
-    """
-    newer_heartbeat_ms: int = 5000
+    """In the newer protocol the endpoint says how long a member may be silent."""
+
+    @property
+    def newer_heartbeat_ms(self) -> int:
+        """Return how often a member of the newer protocol is to speak: three times within its session."""
+        return min(_NEWER_HEARTBEAT_MS_MAX, self.newer_session_timeout_ms // _NEWER_HEARTBEATS)
 
 
 @dataclass(frozen=True, slots=True)

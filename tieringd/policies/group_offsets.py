@@ -8,7 +8,7 @@ while the group has no members.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tieringd.model.consumer_group import (
@@ -67,6 +67,16 @@ def knows_otherwise(group: ConsumerGroup, topics: Iterable[tuple[str, str | None
     for topic in group.offsets:
         ids.setdefault(topic.name, set()).add(topic.topic_id)
     return any(ids.get(name, set()) - {topic_id} for name, topic_id in topics)
+
+
+def changed_offsets(before: ConsumerGroup, after: ConsumerGroup) -> Iterator[tuple[GroupTopic, int]]:
+    """Yield the partitions whose offset is not the same in both states, or is in one of them alone."""
+    for topic in before.offsets.keys() | after.offsets.keys():
+        old, new = before.offsets.get(topic, {}), after.offsets.get(topic, {})
+        if old is not new:
+            yield from (
+                (topic, number) for number in old.keys() | new.keys() if old.get(number) != new.get(number)
+            )
 
 
 def without_offsets(group: ConsumerGroup, removed: Mapping[str, Collection[int]]) -> ConsumerGroup:

@@ -143,6 +143,23 @@ async def test_readiness_is_a_metric_with_its_reasons(metrics, reconciler, one_r
         assert metrics.registry.get_sample_value("tieringd_reconcile_last_success_timestamp_seconds") > 0
 
 
+class NoWorkers:
+    """A pool none of whose workers serves."""
+
+    fault = "none of the 2 workers of the gateway serves clients"
+
+
+async def test_workers_that_do_not_serve_are_a_reason_beside_those_of_archiving(
+    metrics, reconciler, one_round
+):
+    """The reason is a series of its own, and rounds succeed meanwhile."""
+    await one_round()
+    async with serving(AdminConfig(port=0), metrics, reconciler, workers=NoWorkers()):
+        assert unready(metrics)["gateway_workers"] == 0
+        assert sum(unready(metrics).values()) == 5
+        assert metrics.registry.get_sample_value("tieringd_reconcile_last_success_timestamp_seconds") > 0
+
+
 async def test_failed_round_is_the_reason_and_no_success(metrics, reconciler, one_round, broker):
     """A round that fails is a reason of its own, and the time of the last success does not move."""
     broker.fail_next("log_bounds", broker_unavailable("log_bounds"))

@@ -11,6 +11,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support.archive_endpoints import endpoint_config
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway_service import Gateway
+from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.endpoint.served_manifests import ServedTopics
 from tieringd.endpoint.users_file import UserDirectory
@@ -44,7 +45,7 @@ async def test_gateway_ends_with_its_listener(tmp_path):
     """The daemon ends as well: it does not run without one of its parts."""
     cache = ReadCache(endpoint_config(tmp_path), archive_in(MemoryStore()), Metrics())
     server = FaultyServer()
-    gateway = Gateway(cache, server)
+    gateway = Gateway(cache, server, GatewayTls(endpoint_config(tmp_path), has_broker=True))
     await gateway.listen()
     await fails_with_its_listener(server, gateway.run())
     await cache.hydrator.close()
@@ -59,6 +60,7 @@ async def test_archive_endpoint_ends_with_its_listener(tmp_path):
         TopicRegistry(archive.store, archive.manifests), from_cluster=None, interval_seconds=60
     )
     await server.start()
-    endpoint = ArchiveEndpoint(cache, server, topics, UserDirectory(None))
+    tls = GatewayTls(endpoint_config(tmp_path), has_broker=False)
+    endpoint = ArchiveEndpoint(cache, server, topics, UserDirectory(None), tls)
     await fails_with_its_listener(server, endpoint.run(asyncio.Event()))
     await cache.hydrator.close()

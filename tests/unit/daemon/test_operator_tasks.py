@@ -142,6 +142,15 @@ def test_what_keeps_the_daemon_from_being_ready_comes_first(found, metrics, reas
     assert "out of space" in second[0]
 
 
+def test_workers_that_do_not_serve_are_a_task_once_the_daemon_has_settled(found):
+    """Workers take seconds to start. Their end makes no upload late, so a late upload is a task beside it."""
+    fault = "none of the 2 workers of the gateway serves clients"
+    assert found(uptime_seconds=10.0, gateway_fault=fault) == []
+    first, second = found(gateway_fault=fault, oldest_upload_seconds=1000.0)
+    assert first[0] == f"the gateway's clients are not served: {fault}"
+    assert "an upload has been under way" in second[0]
+
+
 def test_start_is_a_task_only_when_it_does_not_end(found):
     """The first minutes of a daemon need no person; a start that goes on for five minutes does."""
     starting = {"starting": "the first round of reconciliation has not ended yet"}

@@ -19,6 +19,7 @@ from tieringd.cli.status import screen
 from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.status_page import page, scaled
+from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.human_units import duration, size
 from tieringd.model.partition import NO_TOPIC_ID, Leadership, TopicIdPartition, TopicPartition
@@ -85,7 +86,16 @@ def led(number, topic="orders"):
     return Leadership(TopicIdPartition("cluster", topic, NO_TOPIC_ID, number), 0)
 
 
-def maker(metrics, reconciler, errors=None):
+class StoppedWorkers:
+    """A pool whose only worker waits to be started."""
+
+    fault = "none of the 1 workers of the gateway serves clients; worker 0 was the last to end, by SIGKILL"
+
+    def status(self):
+        return (WorkerStatus(0, None, False, 0, 3.0, 4, "by SIGKILL"),)
+
+
+def maker(metrics, reconciler, errors=None, workers=None):
     return OverviewMaker(
         DaemonFacts("aws bucket", "kafka"),
         metrics=metrics,
@@ -93,6 +103,7 @@ def maker(metrics, reconciler, errors=None):
         store=Writes(),
         space=Space(),
         errors=errors or RecentErrors(),
+        workers=workers,
     )
 
 
@@ -162,6 +173,17 @@ def test_reason_that_many_partitions_share_is_told_once_on_a_terminal(metrics):
     lines = list(screen(maker(metrics, Statuses(statuses)).make()))
     assert lines.count("    store: the bucket is away") == 1
     assert lines.count("    as above") == 2
+
+
+def test_workers_that_do_not_serve_make_the_state_bad(metrics):
+    """Page and terminal say that the daemon is not ready, and why. The archiving has no reason of its own."""
+    found = maker(metrics, Statuses({}), workers=StoppedWorkers()).make()
+    assert found.reasons == {"gateway_workers": StoppedWorkers.fault}
+    assert found.tasks == ()
+    assert "Not ready" in page(found)
+    first, *lines = screen(found)
+    assert "NOT READY" in first
+    assert "by SIGKILL" in " ".join(lines)
 
 
 def test_page_is_whole_and_loads_nothing(metrics):

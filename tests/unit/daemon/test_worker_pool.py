@@ -10,10 +10,12 @@ import sys
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from structlog.testing import capture_logs
 
 from tests.support.processes import wait_until_ended
 from tieringd.cli.gateway_worker import WORKER_COMMAND
+from tieringd.daemon.admin import AdminPage
 from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
 from tieringd.errors import ConfigError
 from tieringd.gateway.shared_port import listening_socket
@@ -73,6 +75,43 @@ async def test_workers_serve_and_one_that_is_killed_is_replaced():
         assert registry.get_sample_value("tieringd_gateway_worker_ends_total", {"how": "signal"}) == 1
         assert registry.get_sample_value("tieringd_gateway_workers") == 2
         assert registry.get_sample_value("tieringd_gateway_workers_wanted") == 2
+
+
+async def test_no_worker_that_serves_is_a_reason_not_to_be_ready():
+    """The page says so before the first serves and after the last has ended. One that serves is enough."""
+    async with pool_of("asked") as pool:
+        admin = AdminPage(pool.test_metrics, None, workers=pool)
+        async with TestClient(TestServer(admin.application())) as client:
+
+            async def answer():
+                async with client.get("/readyz") as response:
+                    return response.status, await response.text()
+
+            async def greeted(*without):
+                """Return when both places have a worker that waits to be asked, or serves."""
+                await until(
+                    lambda: sum(one.is_greeted and one not in without for one in pool.workers) == 2,
+                )
+
+            starting = asyncio.ensure_future(pool.start())
+            await greeted()
+            assert await answer() == (503, "none of the 2 workers of the gateway serves clients\n")
+            pool.tell("serve")
+            await starting
+            assert await answer() == (200, "ok\n")
+
+            first, second = pool.workers
+            os.kill(first.process.pid, signal.SIGKILL)
+            await greeted(first)
+            assert await answer() == (200, "ok\n")
+            os.kill(second.process.pid, signal.SIGKILL)
+            await greeted(first, second)
+            status, text = await answer()
+            assert status == 503
+            assert text.endswith(" serves clients; worker 1 was the last to end, by SIGKILL\n")
+            pool.tell("serve")
+            await until(lambda: any(one.is_serving for one in pool.workers))
+            assert await answer() == (200, "ok\n")
 
 
 async def test_workers_that_end_again_and_again_wait_longer_each_time():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 from tests.fakes.log_writer import CLUSTER
-from tests.support.archive_endpoints import archive_topic, asking, metadata, topic_uuid
+from tests.support.archive_endpoints import archive_topic, asking, metadata, topic_uuid, until
 from tests.support.group_endpoints import group_endpoint
 from tests.support.kafka_messages import fields_of, milliseconds, request_module, topic_fields
 from tests.support.raw_kafka import connected
@@ -379,21 +381,38 @@ async def test_deletion_of_offsets(client):
     assert (await client.ask(deleting("simple"))).error_code is ErrorCode.group_id_not_found
 
 
+def beating_with(version, member_id, epoch, **values):
+    """Return a heartbeat of the newer protocol."""
+    defaults = {
+        "instance_id": None, "rack_id": None, "rebalance_timeout": milliseconds(20_000),
+        "subscribed_topic_names": ("orders",), "subscribed_topic_regex": None,
+        "server_assignor": None, "topic_partitions": (),
+    }  # fmt: skip
+    return request(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT, version, "ConsumerGroupHeartbeatRequest",
+        group_id=GROUP, member_id=member_id, member_epoch=epoch, **(defaults | values),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("session_ms", "interval_ms"), [(45_000, 5000), (9000, 3000)])
+async def test_operator_says_how_long_a_newer_member_may_be_silent(
+    archive, client, tmp_path, session_ms, interval_ms
+):
+    """The member is told how often it is to speak, and the group keeps how long it may be silent."""
+    async with (
+        group_endpoint(archive, tmp_path / "other", consumer_group_session_timeout_ms=session_ms) as endpoint,
+        connected(endpoint.server.port) as other,
+    ):
+        joined = await other.ask(beating_with(1, "me", 0))
+        assert joined.heartbeat_interval == timedelta(milliseconds=interval_ms)
+        group = await endpoint.groups.coordinator.read(GROUP)
+        assert group.members["me"].session_timeout_ms == session_ms
+
+
 @versions(ApiKey.CONSUMER_GROUP_HEARTBEAT)
 async def test_newer_protocol(client, version):
     """A member gets its partitions, is described, and leaves."""
-
-    def beating(member_id, epoch, **values):
-        defaults = {
-            "instance_id": None, "rack_id": None, "rebalance_timeout": milliseconds(20_000),
-            "subscribed_topic_names": ("orders",), "subscribed_topic_regex": None,
-            "server_assignor": None, "topic_partitions": (),
-        }  # fmt: skip
-        return request(
-            ApiKey.CONSUMER_GROUP_HEARTBEAT, version, "ConsumerGroupHeartbeatRequest",
-            group_id=GROUP, member_id=member_id, member_epoch=epoch, **(defaults | values),
-        )  # fmt: skip
-
+    beating = partial(beating_with, version)
     joined = await client.ask(beating("" if version == 0 else "me", 0))
     assert (joined.error_code, joined.member_epoch) == (ErrorCode.none, 1)
     (given,) = joined.assignment.topic_partitions
@@ -459,6 +478,23 @@ async def test_connection_of_a_member_that_moved_is_closed(archive, client, tmp_
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await client.ask(committing(9, "orders", {0: 2}, **by_member))
         found = fetched(await other.ask(fetching(5, "orders", 0)), 5)
+        assert found == (ErrorCode.none, {0: (3, ErrorCode.none)})
+
+
+async def test_commit_of_a_consumer_that_has_closed_its_connection_is_not_carried_out(
+    archive, client, tmp_path
+):
+    """The consumer has gone on elsewhere: what it committed there is not undone by what waits here."""
+    async with (
+        group_endpoint(archive, tmp_path / "other") as endpoint,
+        connected(endpoint.server.port) as stuck,
+    ):
+        stuck.send(committing(9, "orders", {0: 2}))
+        stuck.writer.close()
+        done = await client.ask(committing(9, "orders", {0: 3}))
+        assert done.topics[0].partitions[0].error_code is ErrorCode.none
+        await until(lambda: endpoint.server.counters.broken_connections == 1)
+        found = fetched(await client.ask(fetching(5, "orders", 0)), 5)
         assert found == (ErrorCode.none, {0: (3, ErrorCode.none)})
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
+import warnings
+from contextlib import suppress
 
 import pytest
 
@@ -57,25 +60,75 @@ async def test_client_that_cannot_be_watched_is_closed_and_others_are_served(bro
     assert server.buffered_bytes == 0
 
 
-async def test_defect_that_a_client_meets_ends_its_connection_only(broker):
+class Defective(Connection):
+    """A connection that cannot start because of a defect."""
+
+    def start(self):
+        raise RuntimeError("a defect")
+
+
+def refused(*_):
+    """Fail to make a connection because of a defect."""
+    raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("fault", [refused, Defective])
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_defect_that_a_client_meets_ends_its_connection_only(broker, tmp_path, is_encrypted, fault):
     """The connection is counted, and the listener serves the next client."""
-    faults = [RuntimeError("a defect")]
+    certificate = write_certificate(tmp_path / "certificate.pem")
+    tls = presenting(certificate) if is_encrypted else None
+    trust = trusting(certificate) if is_encrypted else None
+    faults = [fault]
 
     def connect(*arguments):
-        if faults:
-            raise faults.pop()
-        return Connection(*arguments)
+        return (faults.pop() if faults else Connection)(*arguments)
 
-    server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port), connect=connect)
+    settings = GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port, client_tls=tls)
+    server = GatewayServer(settings, connect=connect)
     await server.start()
-    async with connected(server.port) as first, connected(server.port) as second:
+    async with connected(server.port, tls=trust) as first:
         assert await closed(first) == b""
+    async with connected(server.port, tls=trust) as second:
         second.writer.write(plain_request(1))
         _, _, answers = await broker.next()
         answers.write(plain_answer(1))
         assert await second.frame() == plain_answer(1)
+        assert server.open_connections == 1
     assert server.counters.failed_connections == 1
     await server.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("kind", ["plain", "proxied", "encrypted"])
+async def test_client_that_comes_while_the_gateway_closes_is_closed_by_it(broker, tmp_path, kind, turns):
+    """
+    The socket has an owner that closes it, however far its accept has got. The collector finds none.
+
+    The client is in the kernel's queue. Each turn of the event loop takes it a step further.
+    """
+    certificate = write_certificate(tmp_path / "certificate.pem")
+    settings = GatewaySettings(
+        "127.0.0.1",
+        0,
+        "127.0.0.1",
+        broker.port,
+        proxy_protocol=kind == "proxied",
+        client_tls=presenting(certificate) if kind == "encrypted" else None,
+    )
+    server = GatewayServer(settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        await server.start()
+        await asyncio.sleep(0)
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close(grace_seconds=0)
+            client.settimeout(30)
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+    assert [one for one in caught if "unclosed" in str(one.message)] == []
 
 
 async def test_watching_ends_quietly_with_the_gateway(broker):

@@ -47,6 +47,22 @@ def test_limit_for_each_leaves_the_others_alone():
     assert rates.spend("third", 100, now=0.0) == pytest.approx(0.1)
 
 
+def test_other_limits_hold_for_what_was_overspent_before():
+    """Twice the rate leaves half the wait. A limit that is taken away leaves none, also of a day's."""
+    rates = ReadRates(client_bytes_per_second=100, principal_dollars_per_day=1.0)
+    assert rates.spend("a", 500, now=0.0, principal="p") == 4
+    rates.charge("p", 1.5, now=0.0)
+    assert rates.answer_bytes(now=0.0, host="a", principal="p") == 1
+    limits = {"bytes_per_second": None, "principal_bytes_per_second": None}
+    rates.set_limits(client_bytes_per_second=200, principal_dollars_per_day=3.0, now=0.0, **limits)
+    assert rates.spend("a", 1, now=0.0, principal="p") == pytest.approx(1.505)
+    rates.set_limits(client_bytes_per_second=None, principal_dollars_per_day=None, now=0.0, **limits)
+    assert rates.spend("a", 1 << 40, now=0.0, principal="p") == 0
+    assert rates.answer_bytes(now=0.0, host="a", principal="p") == math.inf
+    rates.set_limits(client_bytes_per_second=100, principal_dollars_per_day=1.0, now=5.0, **limits)
+    assert rates.spend("a", 100, now=5.0, principal="p") == 0
+
+
 @given(
     rate=st.integers(1, 10**6),
     spent=st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**5)), max_size=30),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import struct
 
 import pytest
@@ -21,7 +23,24 @@ from tieringd.policies.prices import LIST_PRICES
 
 ARCHIVED = {"old": {0: {"error_code": 1}}}
 PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-256"
+BEARER = "OAUTHBEARER"
 OK, REFUSED, ILLEGAL_STATE = 0, 58, 34
+INVALID_TOKEN = b'{"status":"invalid_token"}'
+"""The text with which a broker refuses a token of OAUTHBEARER. Its error code is 0."""
+
+
+def web_token(claims):
+    """Return a JSON Web Token whose signature is wrong."""
+    head, payload = (
+        base64.urlsafe_b64encode(json.dumps(one).encode()).decode().rstrip("=")
+        for one in ({"alg": "RS256"}, claims)
+    )
+    return f"{head}.{payload}.c2VjcmV0"
+
+
+def bearer(*tokens):
+    """Return a client's first message of OAUTHBEARER."""
+    return b"n,,\1" + "".join(f"auth=Bearer {token}\1" for token in tokens).encode() + b"\1"
 
 
 @pytest.fixture
@@ -58,7 +77,7 @@ class StoredArchive(TopicArchive):
 
 
 async def login(broker, client, mechanism, tokens, errors):
-    """Log in with *tokens*. The broker answers with *errors*."""
+    """Log in with *tokens*. The broker answers with *errors*: codes, or texts of answers without a code."""
     handshake = request_module(17, 1).SaslHandshakeRequest(mechanism=mechanism)
     client.writer.write(bytes(request_frame(handshake)))
     head, _, answers = await broker.next()
@@ -68,7 +87,9 @@ async def login(broker, client, mechanism, tokens, errors):
         message = request_module(36, 1).SaslAuthenticateRequest(auth_bytes=token)
         client.writer.write(bytes(request_frame(message)))
         head, _, answers = await broker.next()
-        answers.write(struct.pack(">iihhiq", 20, head.correlation_id, error, -1, 0, 0))
+        code, text = (error, b"") if isinstance(error, int) else (OK, error)
+        said = struct.pack(">ihhi", head.correlation_id, code, -1, len(text)) + text + bytes(8)
+        answers.write(struct.pack(">i", len(said)) + said)
         await client.frame()
 
 
@@ -95,7 +116,21 @@ async def test_fetches_are_counted_by_source_and_reader(broker, registry, counts
         (SCRAM, [b"n,,n=al=2Cice,r=abc", b"c=biws,r=abcd,p=eA=="], [OK, OK], "User:al,ice"),
         (SCRAM, [b"n,,n=alice,r=abc", b"c=biws,r=abcd,p=eA=="], [OK, REFUSED], "User:ANONYMOUS"),
         (SCRAM, [b"n,,n=alice,r=abc"], [OK], "User:ANONYMOUS"),
-        ("OAUTHBEARER", [b"n,,\1auth=Bearer secret\1\1"], [OK], "User:ANONYMOUS"),
+        (SCRAM, [b"n,,n=alice,r=abc", b"c=biws,r=abcd,p=eA=="], [b"r=abcd,s=eA==", b"v=eA=="], "User:alice"),
+        (BEARER, [bearer(web_token({"sub": "alice", "azp": "app"}))], [OK], "User:alice"),
+        (BEARER, [bearer(web_token({"sub": "alice"}))], [REFUSED], "User:ANONYMOUS"),
+        (BEARER, [bearer(web_token({"sub": "victim"})), b"\1"], [INVALID_TOKEN, REFUSED], "User:ANONYMOUS"),
+        (
+            BEARER,
+            [bearer(web_token({"sub": "victim"})), bearer(web_token({"sub": "alice"}))],
+            [INVALID_TOKEN, OK],
+            "User:alice",
+        ),
+        (BEARER, [bearer(web_token({"sub": "victim"}), web_token({"sub": "alice"}))], [OK], "User:ANONYMOUS"),
+        (BEARER, [bearer(web_token({"sub": 7}))], [OK], "User:ANONYMOUS"),
+        (BEARER, [bearer(web_token(["sub"]))], [OK], "User:ANONYMOUS"),
+        (BEARER, [bearer("secret")], [OK], "User:ANONYMOUS"),
+        (BEARER, [bearer("a.W1tbW1tb.c")], [OK], "User:ANONYMOUS"),
     ],
 )
 async def test_user_is_seen_in_a_login_that_the_broker_accepts(
@@ -104,7 +139,7 @@ async def test_user_is_seen_in_a_login_that_the_broker_accepts(
     """
     A user is seen only in a login that the broker accepts: a client could spend another user's budget.
 
-    No token is logged.
+    A broker that refuses a token of OAUTHBEARER says so in a text, with the error code 0. No token is logged.
     """
     with capture_logs() as lines:
         async with running(broker, TopicArchive(), counts) as server, connected(server.port) as client:

@@ -317,3 +317,62 @@ def test_endpoint_that_knows_fewer_partitions_changes_nothing():
     after = beat(group, asking("a", epoch), grown).group
     assert after.generation == group.generation + 1
     assert beat(after, asking("a", after.members["a"].consumer.epoch)).group == after
+
+
+class CountedMembers(dict):
+    """Members of a group that count how many of them are looked at one after the other."""
+
+    visits = 0
+
+    def __iter__(self):
+        for name in super().__iter__():
+            self.visits += 1
+            yield name
+
+    def keys(self):
+        return list(self)
+
+    def values(self):
+        return (self[name] for name in self)
+
+    def items(self):
+        return ((name, self[name]) for name in self)
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_heartbeat_that_changes_nothing_looks_at_its_own_member_and_topics_alone(tells):
+    """A large group has a hundred thousand pairs of member and topic, and heartbeats all the time."""
+    asked = []
+
+    def topic_of(name):
+        asked.append(name)
+        return TOPICS.get(name)
+
+    def make(group, request):
+        return consumer_heartbeat(group, request, topic_of, LIMITS, now_ms=5)
+
+    group = ConsumerGroup("group")
+    for name, topic in (("a", "orders"), ("b", "returns")):
+        group = make(group, asking(name, JOINS, subscribed=(topic,), owned=())).group
+    consumer = make(group, asking("a", 1, owned=())).group.members["a"].consumer
+    group = make(group, asking("a", 1, owned=())).group
+    assert is_settled(group)
+    group = replace(group, members=CountedMembers(group.members))
+    asked.clear()
+    step = make(group, asking("a", 2, owned=consumer.assigned if tells else None))
+    # The first member tells which protocol the group follows.
+    assert (group.members.visits, asked) == (1, ["orders"])
+    assert step.reply == HeartbeatReply(GroupError.NONE, 2, consumer.assigned if tells else None)
+    assert step.group == group
+
+
+def test_topic_that_grows_is_seen_by_the_heartbeat_of_its_reader():
+    """The heartbeat of another member is not slowed down by it, and changes nothing."""
+    group = ConsumerGroup("group")
+    for name, topic in (("a", "orders"), ("b", "returns")):
+        group = beat(group, asking(name, JOINS, subscribed=(topic,), owned=())).group
+    group = beat(group, asking("a", 1, owned=())).group
+    grown = TOPICS | {"orders": SubscribedTopic("0a" * 16, 6)}
+    assert beat(group, asking("b", 2), grown).group == group
+    step = beat(group, asking("a", 2), grown)
+    assert (step.group.generation, len(step.reply.assigned)) == (3, 6)

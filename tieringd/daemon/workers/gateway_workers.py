@@ -38,6 +38,7 @@ from tieringd.daemon.workers.link import Handlers
 from tieringd.daemon.workers.worker import WorkerParts, WorkerStart
 from tieringd.daemon.workers.worker_pool import Worker, WorkerPool
 from tieringd.errors import TieringError
+from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.known_partitions import PublishedNames
 from tieringd.gateway.published_partitions import KEPT_MAX, FoundPartition, PublishedPartitions
 from tieringd.gateway.readable_partitions import ReadablePartitions
@@ -316,8 +317,12 @@ async def gateway_worker(parts: WorkerParts) -> AsyncIterator[ServingGateway]:
     if (prices := LIST_PRICES.get(config.backend or "")) is not None:
         metrics.watch_cost(prices)
     tls = GatewayTls(config, has_broker=True)
+
+    def settings_of(config: Config) -> GatewaySettings:
+        return divided(gateway_settings(config, tls), parts.start.workers)
+
     server = GatewayServer(
-        divided(gateway_settings(config, tls), parts.start.workers),
+        settings_of(config),
         answers,
         on_failure=metrics.health.task_failed,
         readers=metrics.readers,
@@ -327,6 +332,7 @@ async def gateway_worker(parts: WorkerParts) -> AsyncIterator[ServingGateway]:
     parts.handlers.update(
         names=partitions.set_names, may_produce=state.set_may_produce, deleted=partitions.hide
     )
+    parts.on_config.append(lambda changed: server.set_limits(settings_of(changed)))
     try:
         await parts.begin(server)
         yield ServingGateway(Gateway(parts.cache, server, tls, metrics.health.task_failed))

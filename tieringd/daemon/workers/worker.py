@@ -79,6 +79,8 @@ class WorkerParts:
     handlers: dict[str, Callable[..., Any]]
     """Functions for the messages of the daemon, by name. A kind of worker adds its own."""
     port: SharedPort
+    on_config: list[Callable[[Config], None]]
+    """Get each configuration of a later reload. A kind of worker adds its own."""
 
     async def begin(self, server: GatewayServer) -> None:
         """Accept clients from now on. The daemon counts this worker as serving from here."""
@@ -158,10 +160,15 @@ async def _parts(
         cache = ReadCache(config, archive, metrics, room=RemoteRoom(link), workers=start.workers)
         assert isinstance(cache.keeper, SharedCacheKeeper), "the room is in another process"
 
+        on_config: list[Callable[[Config], None]] = [
+            change_log,
+            lambda changed: archive.store.set_limits(store_limits(changed)),
+            cache.set_config,
+        ]
+
         def change_config(changed: Config) -> None:
-            change_log(changed)
-            archive.store.set_limits(store_limits(changed))
-            cache.set_config(changed)
+            for change in on_config:
+                change(changed)
 
         def figures() -> Figures:
             return figures_of((metrics.default_page, metrics.by_topic))
@@ -173,7 +180,7 @@ async def _parts(
         }
         lag = asyncio.create_task(measure_loop(metrics))
         try:
-            yield WorkerParts(start, archive, cache, metrics, link, handlers, port)
+            yield WorkerParts(start, archive, cache, metrics, link, handlers, port, on_config)
         finally:
             await cancelled((lag,))
 

@@ -81,6 +81,8 @@ class _Slot:
         self.since = time.monotonic()
         self.restarts = 0
         self.last_end = ""
+        self.ended_at = 0.0
+        """When the last worker ended, on the clock of `time.monotonic`."""
 
 
 class WorkerPool:
@@ -142,6 +144,17 @@ class WorkerPool:
     def workers(self) -> tuple[Worker, ...]:
         """Return the workers that run now, serving or not."""
         return tuple(slot.worker for slot in self._slots if slot.worker is not None)
+
+    @property
+    def fault(self) -> str:
+        """Return why no client is served; empty while at least one worker serves."""
+        if any(worker.is_serving for worker in self.workers):
+            return ""
+        ended = max(
+            (slot for slot in self._slots if slot.last_end), key=lambda slot: slot.ended_at, default=None
+        )
+        how = "" if ended is None else f"; worker {ended.number} was the last to end, {ended.last_end}"
+        return f"none of the {len(self._slots)} workers of the gateway serves clients{how}"
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Send a note to every worker that knows what it begins with."""
@@ -258,7 +271,7 @@ class WorkerPool:
             if lived_seconds >= _STEADY_SECONDS:
                 pause_seconds = 0.0
             slot.restarts += 1
-            slot.last_end = _end_of(worker)
+            slot.last_end, slot.ended_at = _end_of(worker), time.monotonic()
             self._metrics.ends.labels(_kind_of(worker)).inc()
             self._on_failure("gateway_worker")
             log.error(

@@ -1,5 +1,5 @@
 """
-The messages of a login: SaslHandshake, SaslAuthenticate, and the tokens of PLAIN and SCRAM.
+The messages of a login: SaslHandshake, SaslAuthenticate, and the tokens of PLAIN, SCRAM and OAUTHBEARER.
 
 Everything here is read before a login, so every length is bounded. No error quotes a token: it may hold a
 password.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,9 +21,14 @@ from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
 FIRST_FLEXIBLE_AUTHENTICATE: Final = 2
 """The first version of SaslAuthenticate with compact lengths and tagged fields."""
 TOKEN_BYTES_MAX: Final = 16 << 10
-"""The largest token of PLAIN and SCRAM that is read. A user name and a password are far smaller."""
+"""The largest token that is read. A user name and a password are far smaller."""
+BEARER: Final = "OAUTHBEARER"
 _CORRELATION_ID_BYTES: Final = 4
 _PLAIN_FIELDS: Final = 3
+_SEPARATOR: Final = "\1"
+_CREDENTIALS: Final = re.compile(r"bearer +([-_.A-Za-z0-9]+)", re.IGNORECASE)
+"""The value of `auth`, as Kafka's broker reads it."""
+_JWT_PARTS: Final = 3
 
 
 def mechanism_of(frame: memoryview) -> str:
@@ -54,17 +61,25 @@ def token_of(frame: memoryview, head: RequestHead) -> bytes:
     return bytes(frame[begin : cursor.at])
 
 
-def is_accepted(frame: memoryview, version: int) -> bool:
+def is_accepted(frame: memoryview, version: int, mechanism: str) -> bool:
     """
-    Say whether a whole SaslAuthenticate response, with its size, has no error.
+    Say whether a whole SaslAuthenticate response, with its size, accepts a token of *mechanism*.
+
+    A refused token of OAUTHBEARER is answered with a text about what is wrong, and without an error code.
 
     Raises:
         ProtocolViolation: It is no such response.
     """
+    compact = version >= FIRST_FLEXIBLE_AUTHENTICATE
     cursor = Cursor(frame, SIZE_BYTES + _CORRELATION_ID_BYTES)
-    if version >= FIRST_FLEXIBLE_AUTHENTICATE:
+    if compact:
         cursor.skip_tags()
-    return cursor.int16() == 0
+    if cursor.int16() != 0:
+        return False
+    if mechanism != BEARER:
+        return True
+    cursor.string(compact=compact)
+    return (cursor.uvarint() - 1 if compact else cursor.int32()) <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +174,50 @@ class ScramFinal:
             )
         except (binascii.Error, ValueError):
             raise ProtocolViolation("the last message of SCRAM cannot be read") from None
+
+
+@dataclass(frozen=True, slots=True)
+class BearerToken:
+    """
+    The token of OAUTHBEARER (RFC 7628), where it is a JSON Web Token (RFC 7519).
+
+    Its signature is not checked: what it says holds once a broker has accepted it.
+    """
+
+    subject: str
+    """The claim `sub`. Kafka and Redpanda take it for the user's name unless they are told otherwise."""
+
+    @classmethod
+    def read(cls, token: bytes) -> BearerToken:
+        """
+        Read a client's first message.
+
+        Raises:
+            ProtocolViolation: It is not one, or does not have exactly one JSON Web Token with a subject.
+        """
+        header, *pairs = _text(token).split(_SEPARATOR)
+        # With two of them a broker may take the other one.
+        credentials = [pair[5:] for pair in pairs if pair.lower().startswith("auth=")]
+        found = _CREDENTIALS.fullmatch(credentials[0]) if len(credentials) == 1 else None
+        if found is None or not header.startswith("n,"):
+            raise ProtocolViolation("the first message of OAUTHBEARER cannot be read")
+        subject = _claims(found[1]).get("sub")
+        if not isinstance(subject, str) or not subject:
+            raise ProtocolViolation("a token of OAUTHBEARER names no subject")
+        return cls(subject)
+
+
+def _claims(token: str) -> dict[str, object]:
+    """Return the claims of a JSON Web Token."""
+    parts = token.split(".")
+    if len(parts) == _JWT_PARTS:
+        try:
+            claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        except (ValueError, RecursionError):
+            claims = None
+        if isinstance(claims, dict):
+            return claims
+    raise ProtocolViolation("a token of OAUTHBEARER is no JSON Web Token")
 
 
 def _text(token: bytes) -> str:
