@@ -120,7 +120,7 @@ async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
     class FileApi:
         """Answers everything with the file."""
 
-        async def answer(self, head, frame, access, login):
+        async def answer(self, head, frame, access, login, *, is_connected):
             descriptor = os.open(path, os.O_RDONLY)
             part = FileRegion(descriptor, 0, PROMISED, lambda: told.append(head.correlation_id))
             return EndpointResponse((part,), lambda: os.close(descriptor))
