@@ -43,7 +43,9 @@ _PATIENCE_SECONDS = 300
 class Twins:
     """A broker with both topics, a store, and a daemon with a gateway that may be started anew."""
 
-    def __init__(self, directory: Path, behind: BrokerBehind, store: SeaweedFS) -> None:
+    def __init__(
+        self, directory: Path, behind: BrokerBehind, store: SeaweedFS, *, gateway: Mapping[str, object]
+    ) -> None:
         self.behind = behind
         self.store = store
         self._cache = directory / "cache"
@@ -58,7 +60,7 @@ class Twins:
             cloud_storage_cache_directory=str(self._cache),
             cloud_storage_reconciliation_interval_ms=10_000,
             topics={TIERED: {"remote.storage.enable": True, "local.retention.bytes": 1}},
-            gateway=behind.gateway_config,
+            gateway=behind.gateway_config | dict(gateway),
         )
 
     @property
@@ -128,8 +130,8 @@ class Twins:
 
 
 @contextmanager
-def running_twins(directory: Path) -> Iterator[Twins]:
-    """Run the broker and the store."""
+def running_twins(directory: Path, **gateway: object) -> Iterator[Twins]:
+    """Run the broker and the store; *gateway* are further settings of the daemon's gateway."""
     behind = asyncio.run(BrokerBehind.start(directory / "broker", heap_mib=1024))
     try:
         for topic in (LOCAL, TIERED):
@@ -137,7 +139,7 @@ def running_twins(directory: Path) -> Iterator[Twins]:
             asyncio.run(behind.cluster.create_topic(topic, partitions=PARTITIONS, configs=configs))
         with running_seaweedfs(directory / "seaweedfs") as store:
             store.create_bucket(_BUCKET)
-            yield Twins(directory, behind, store)
+            yield Twins(directory, behind, store, gateway=gateway)
     finally:
         asyncio.run(behind.cluster.kill())
 

@@ -2,7 +2,9 @@
 What do ten thousand connections, a hundred of them hostile, leave to the honest ones?
 
 An archive-only endpoint in a process of its own, whose server of connections is the gateway's, with its
-default settings but for the number of connections. Honest clients hold all connections but a hundred, and
+default settings but for the number of connections. With `--broker` it is the gateway of a real daemon before
+a real broker, which holds a connection to the broker for each client, and answers from the archive what the
+broker has trimmed. Honest clients hold all connections but a hundred, and
 fetch from the archive on a few of them at a time, one connection after another. A hundred hostile
 connections come from one other address: slow (a byte at a time, or reading nothing), huge (a request of
 100 MiB), malformed, silent and reconnecting. What is cut connects again. The honest throughput with them and
@@ -26,7 +28,8 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -35,6 +38,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
+from benchmarks.gateway_archive import PARTITIONS, TIERED, running_twins
 from tests.fakes.archive import archive_in
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
@@ -58,10 +62,25 @@ _FETCH_BYTES = 256 << 10
 _SPARE_FILES = 500
 _SEGMENTS, _RECORDS, _VALUE_BYTES = 8, 16, 64 << 10
 _HUGE_BYTES = 100 << 20
+_BUFFER_BYTES = 256 << 20
+"""The default of `gateway.buffer_bytes`."""
+_BROKER_RECORDS = 100_000
+"""Records of 1 KiB, over all partitions of the broker's topic."""
 
 
-def _fetch_frame(offset: int, max_bytes: int) -> bytes:
-    asked = {"orders": {0: {"fetch_offset": offset, "partition_max_bytes": max_bytes}}}
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is stormed: a server of connections, and the archived offsets that honest clients fetch from."""
+
+    port: int
+    pid: int
+    buffer_bytes: int
+    topic: str
+    offsets: tuple[int, ...]
+
+
+def _fetch_frame(offset: int, max_bytes: int, topic: str = "orders") -> bytes:
+    asked = {topic: {0: {"fetch_offset": offset, "partition_max_bytes": max_bytes}}}
     message = fetch_request(12, asked, max_wait=milliseconds(0), max_bytes=max_bytes, isolation_level=0)
     return bytes(request_frame(message))
 
@@ -119,15 +138,12 @@ async def _received(connection: socket.socket, buffer: memoryview) -> None:
 class HonestClients:
     """Connections that fetch in turn, `_AT_ONCE` of them at any time."""
 
-    def __init__(self, port: int, count: int) -> None:
-        """Take the endpoint's *port* and how many connections to open."""
-        self._port = port
+    def __init__(self, target: Target, count: int) -> None:
+        """Take what to read from, and how many connections to open."""
+        self._port = target.port
         self._count = count
         self._idle: asyncio.Queue[socket.socket] = asyncio.Queue()
-        step = _RECORDS // 2
-        self._frames = [
-            _fetch_frame(offset, _FETCH_BYTES) for offset in range(0, _SEGMENTS * _RECORDS - step, step)
-        ]
+        self._frames = [_fetch_frame(offset, _FETCH_BYTES, target.topic) for offset in target.offsets]
 
     async def open(self) -> None:
         """Open all connections, each with the question that a client begins with."""
@@ -260,19 +276,19 @@ async def _largest_memory(pid: int, ended: asyncio.Event) -> int:
 
 
 async def measure(
-    port: int, pid: int, hostile: Connection, *, connections: int, rounds: int, seconds: float
+    target: Target, hostile: Connection, *, connections: int, rounds: int, seconds: float
 ) -> tuple[list[float], list[float], int, int]:
     """
     Fetch with and without the hostile connections, in turns.
 
-    Returns the bytes a second of each round alone and in the storm, and the endpoint's memory in bytes
+    Returns the bytes a second of each round alone and in the storm, and the server's memory in bytes
     before the first storm and at most.
     """
-    clients, ended = HonestClients(port, connections - _HOSTILE), asyncio.Event()
+    clients, ended = HonestClients(target, connections - _HOSTILE), asyncio.Event()
     await clients.open()
     await clients.bytes_a_second(seconds)  # fills the cache
-    before = _resident_bytes(pid)
-    watch = asyncio.create_task(_largest_memory(pid, ended))
+    before = _resident_bytes(target.pid)
+    watch = asyncio.create_task(_largest_memory(target.pid, ended))
     alone: list[float] = []
     storm: list[float] = []
     for _ in range(rounds):
@@ -285,40 +301,63 @@ async def measure(
     return alone, storm, before, await watch
 
 
-def _connections_here(wanted: int) -> int:
+def _connections_here(wanted: int, *, descriptors_each: int) -> int:
     """Return how many of *wanted* connections a process may have open here."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard - _SPARE_FILES)
+    here = (hard - 2 * _SPARE_FILES) // descriptors_each
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, here)
 
 
-def _ratios(*, connections: int, rounds: int, seconds: float) -> Iterator[tuple[str, float]]:
+@contextmanager
+def archive_only(directory: Path, connections: int) -> Iterator[Target]:
+    """Run an archive-only endpoint in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
-    server_end, server_side = spawn.Pipe()
+    ours, theirs = spawn.Pipe()
+    server = spawn.Process(target=serve, args=(str(directory), connections, theirs), daemon=True)
+    server.start()
+    theirs.close()
+    port, buffer_bytes = ours.recv()
+    assert server.pid is not None
+    step = _RECORDS // 2
+    offsets = tuple(range(0, _SEGMENTS * _RECORDS - step, step))
+    try:
+        yield Target(port, server.pid, buffer_bytes, "orders", offsets)
+        ours.send(None)
+        server.join(30)
+    finally:
+        server.kill()
+
+
+@contextmanager
+def before_broker(directory: Path, connections: int) -> Iterator[Target]:
+    """Run a broker, and a daemon whose gateway stands before it; the archive has all but the last records."""
+    limit = connections + _SPARE_FILES
+    gateway = {"max_connections": limit, "buffer_bytes": _BUFFER_BYTES}
+    with running_twins(directory, **gateway) as twins, twins.daemon() as daemon:
+        twins.write(_BROKER_RECORDS)
+        twins.wait_until_trimmed(daemon)
+        records = _BROKER_RECORDS // PARTITIONS
+        step = records // 50
+        offsets = tuple(range(0, records - 2 * step, step))
+        yield Target(twins.behind.port, daemon.server.pid, _BUFFER_BYTES, TIERED, offsets)
+
+
+def _ratios(target: Target, *, connections: int, rounds: int, seconds: float) -> Iterator[tuple[str, float]]:
+    spawn = multiprocessing.get_context("spawn")
     hostile_end, hostile_side = spawn.Pipe()
-    with tempfile.TemporaryDirectory() as directory:
-        server = spawn.Process(target=serve, args=(directory, connections, server_side), daemon=True)
-        server.start()
-        server_side.close()
-        port, buffer_bytes = server_end.recv()
-        assert server.pid is not None
-        hostile = spawn.Process(target=attack, args=(port, hostile_side), daemon=True)
-        hostile.start()
-        hostile_side.close()
-        try:
-            alone, storm, before, largest = uvloop.run(
-                measure(
-                    port, server.pid, hostile_end, connections=connections, rounds=rounds, seconds=seconds
-                )
-            )
-            hostile_end.send(None)
-            opened: dict[str, int] = hostile_end.recv()
-            server_end.send(None)
-            hostile.join(30)
-            server.join(30)
-        finally:
-            hostile.kill()
-            server.kill()
+    hostile = spawn.Process(target=attack, args=(target.port, hostile_side), daemon=True)
+    hostile.start()
+    hostile_side.close()
+    try:
+        alone, storm, before, largest = uvloop.run(
+            measure(target, hostile_end, connections=connections, rounds=rounds, seconds=seconds)
+        )
+        hostile_end.send(None)
+        opened: dict[str, int] = hostile_end.recv()
+        hostile.join(30)
+    finally:
+        hostile.kill()
     yield "connections", connections
     yield "hostile", _HOSTILE
     for kind, count in sorted(opened.items()):
@@ -328,17 +367,21 @@ def _ratios(*, connections: int, rounds: int, seconds: float) -> Iterator[tuple[
     yield "honest_vs_alone", median(storm) / median(alone)
     yield "rss_before_mib", before / (1 << 20)
     yield "rss_largest_mib", largest / (1 << 20)
-    yield "rss_over_settings", (largest - before) / buffer_bytes
+    yield "rss_over_settings", (largest - before) / target.buffer_bytes
 
 
 def main() -> None:
     """Measure, and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, and fewer of them")
+    parser.add_argument("--broker", action="store_true", help="a gateway before a broker")
     options = parser.parse_args()
     rounds, seconds = (3, 3.0) if options.quick else (7, 10.0)
-    found = _ratios(connections=_connections_here(10_000), rounds=rounds, seconds=seconds)
-    print(json.dumps({name: round(value, 3) for name, value in found}, indent=1))
+    connections = _connections_here(10_000, descriptors_each=2 if options.broker else 1)
+    running = before_broker if options.broker else archive_only
+    with tempfile.TemporaryDirectory() as directory, running(Path(directory), connections) as target:
+        found = dict(_ratios(target, connections=connections, rounds=rounds, seconds=seconds))
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}, indent=1))
 
 
 if __name__ == "__main__":

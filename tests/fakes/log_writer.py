@@ -201,6 +201,12 @@ class LogWriter:
         self._unlink(base_offset)
         self.log_start_offset = max(self.log_start_offset, self.bases_on_disk[0])
 
+    def forget_epochs(self) -> None:
+        """Let the epochs begin where the log does, as the broker does soon after it deleted its head."""
+        gone = [epoch for epoch, start_offset in self.epochs if start_offset <= self.log_start_offset]
+        self.epochs = [(gone[-1], self.log_start_offset), *self.epochs[len(gone) :]]
+        self._write_epochs()
+
     def trim_file(self, base_offset: int) -> None:
         """Delete the files of a segment, as a trim does."""
         self._unlink(base_offset)

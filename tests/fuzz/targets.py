@@ -60,7 +60,6 @@ from tieringd.formats.kafka_wire.messages import decode_request, decode_response
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, ProduceResponseWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import RequestHead, client_id_of
 from tieringd.formats.kafka_wire.sasl import (
-    BEARER,
     BearerToken,
     PlainToken,
     ScramFinal,
@@ -269,8 +268,8 @@ def _login_frame(data: bytes) -> object:
     """Read a frame as each message of a login, as a listener does that does not know which one it is."""
     view = memoryview(data)
     head = RequestHead.read(view)
-    answer = partial(is_accepted, version=head.version, mechanism=BEARER)
-    for read in (mechanism_of, partial(token_of, head=head), answer):
+    answers = [partial(is_accepted, version=head.version, mechanism=one) for one in ("PLAIN", "OAUTHBEARER")]
+    for read in (mechanism_of, partial(token_of, head=head), *answers):
         try:
             read(view)
         except ProtocolViolation:

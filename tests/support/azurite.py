@@ -19,7 +19,7 @@ from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient
 
 from tests.support.components import used
-from tests.support.kafka_jars import MissingPartError, cache_directory
+from tests.support.kafka_jars import MissingPartError, cache_directory, tell_where
 from tests.support.ports import free_ports
 from tests.support.processes import Server
 from tests.support.s3_bucket import answers
@@ -193,16 +193,5 @@ class AzureBucket:
         self._client.upload_blob(f"{self._prefix}/{key}", data, overwrite=True, metadata=metadata)
 
 
-def main() -> int:
-    """Fetch Azurite and print its directory."""
-    try:
-        directory = fetch_azurite()
-    except MissingPartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{directory}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell_where(fetch_azurite))

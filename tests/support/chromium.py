@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from tests.support.components import used
-from tests.support.kafka_jars import MissingPartError, cache_directory
+from tests.support.kafka_jars import MissingPartError, cache_directory, tell_where
 
 _PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core", "fontconfig-config")
 _NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
@@ -125,17 +125,10 @@ def _fetched() -> Path:
     return _root() / "usr" / "lib" / "chromium" / "chromium-headless-shell"
 
 
-def main() -> int:
-    """Fetch Chromium and print its command."""
-    try:
-        fetch_chromium()
-        command = require_chromium()
-    except MissingPartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{' '.join(command)}\n")
-    return 0
+def _fetched_command() -> str:
+    fetch_chromium()
+    return " ".join(require_chromium())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell_where(_fetched_command))

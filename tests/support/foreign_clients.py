@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.support.components import used
-from tests.support.kafka_jars import MissingPartError, cache_directory
+from tests.support.kafka_jars import MissingPartError, cache_directory, tell_where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,16 +186,5 @@ def _run(command: list[str], directory: Path, **environment: str) -> None:
         raise MissingPartError(f"{' '.join(command[:2])} failed:\n{done.stdout}{done.stderr}")
 
 
-def main() -> int:
-    """Build both clients and print their directory."""
-    try:
-        directory = build_clients()
-    except MissingPartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{directory}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell_where(build_clients))

@@ -13,6 +13,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KAFKA_VERSION = "4.1.0"
 POM = Path(__file__).with_name("kafka-pom.xml")
@@ -21,6 +25,17 @@ _PACKAGES = {"java": "a Java runtime, 17 or newer (Debian: default-jre-headless)
 
 class MissingPartError(RuntimeError):
     """A program or a jar that the tests need is missing; the message says how to get it."""
+
+
+def tell_where(fetch: Callable[[], object]) -> int:
+    """Fetch a component, and print where it is. Return the exit code: 1 where something is missing for it."""
+    try:
+        place = fetch()
+    except MissingPartError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{place}\n")
+    return 0
 
 
 def cache_directory() -> Path:
@@ -91,16 +106,5 @@ def fetch_jars() -> Path:
     return directory
 
 
-def main() -> int:
-    """Fetch the jars and print their directory."""
-    try:
-        directory = fetch_jars()
-    except MissingPartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{directory}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell_where(fetch_jars))

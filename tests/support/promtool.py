@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.components import used
 from tests.support.debian_packages import fetch_package
-from tests.support.kafka_jars import MissingPartError, cache_directory
+from tests.support.kafka_jars import MissingPartError, cache_directory, tell_where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,16 +69,5 @@ def _fetched(name: str) -> Path:
     return cache_directory() / "prometheus" / "usr" / "bin" / name
 
 
-def main() -> int:
-    """Fetch promtool and print its path."""
-    try:
-        path = fetch_promtool()
-    except MissingPartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{path}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell_where(fetch_promtool))

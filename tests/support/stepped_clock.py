@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support.components import used
 from tests.support.daemon import Daemon
 from tests.support.debian_packages import fetch_package
-from tests.support.kafka_jars import MissingPartError, cache_directory
+from tests.support.kafka_jars import MissingPartError, cache_directory, tell_where
 from tests.support.processes import Server
 
 _PACKAGE = "libfaketime"
@@ -107,13 +107,7 @@ def main() -> int:
         time.sleep = _sleep
         runpy.run_module("tieringd", run_name="__main__", alter_sys=True)
         return 0
-    try:
-        path = fetch_libfaketime()
-    except MissingPartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{path}\n")
-    return 0
+    return tell_where(fetch_libfaketime)
 
 
 if __name__ == "__main__":

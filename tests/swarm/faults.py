@@ -166,6 +166,7 @@ class DaemonDies(Fault):
 class AllDaemonsDie(DaemonDies):
     """All daemons are killed one after the other, and then started."""
 
+    is_slow = True
     archives_meanwhile = False
     nodes = NODES
 

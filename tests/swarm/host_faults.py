@@ -27,6 +27,7 @@ _DISK_FAILED = b"Stopping serving logs in dir"
 class StateDiskFull(Fault):
     """The file system of a daemon's state is full while a client reads the archive through its gateway."""
 
+    is_slow = True
     archives_meanwhile = True
 
     async def inject(self) -> None:

@@ -195,6 +195,8 @@ class DeletesRecords(Operation):
 class RecreatesTopic(Operation):
     """A topic is deleted, and one of the same name is created."""
 
+    is_slow = True
+
     async def happen(self) -> str:
         """Delete the archived topic, create it again, and read only what the second one has."""
         await self.produce(_values(35, first=0))
@@ -212,6 +214,8 @@ class RecreatesTopic(Operation):
 
 class Pauses(Operation):
     """An operator pauses a topic, and resumes it."""
+
+    is_slow = True
 
     async def happen(self) -> str:
         """Pause, write, check that the archive does not grow, resume, and check that it grows."""
@@ -244,6 +248,8 @@ class Pauses(Operation):
 
 class ChangesRetention(Operation):
     """An operator bounds the bytes of a topic, and then takes the bound away."""
+
+    is_slow = True
 
     async def happen(self) -> str:
         """Bound a topic that is archived, and read what is left; what comes afterwards stays."""

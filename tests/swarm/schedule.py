@@ -3,7 +3,7 @@ The schedule of a swarm: which fault comes when, on which node, and for how long
 
 The same seed and kinds make the same schedule. Each kind comes once, in an order of the seed, before any
 comes again: so a run of a few minutes has as many kinds as it can. After that, the slow kinds come in one
-round of four, so that an hour has many faults.
+round of six, so that an hour has many faults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 2.0
-_SLOW_EACH = 4
+_SLOW_EACH = 6
 """Slow kinds come in one round of so many."""
 
 

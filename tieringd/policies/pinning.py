@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tieringd.errors import CorruptDataError
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import LocalSegment
@@ -72,11 +73,21 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
 
     Returns the log as well, with an epoch history that reaches as far back as its pins do: the broker
     forgets the epochs of what it deletes.
+
+    Raises:
+        CorruptDataError: The epochs alone speak for the pins, and they may be those of the log before this
+            one. The next scan finds the broker's new file.
     """
     first_offset = log.first_offset
     if first_offset is None or not found.pins:
         return log, found.pins
-    same_to = max(_same_by_files(log, found), _same_by_epochs(log, found.epochs))
+    same_by_files, same_by_epochs = _same_by_files(log, found), _same_by_epochs(log, found.epochs)
+    if same_by_files < 0 and _are_epochs_of_then(log, found, first_offset):
+        raise CorruptDataError(
+            f"{log.partition.path}: the log begins at offset {first_offset}, and all leader epochs before "
+            "it: the broker has not written the file of epochs since"
+        )
+    same_to = max(same_by_files, same_by_epochs)
     pins = tuple(
         replace(pin, is_stray=True)
         if pin.segment.base_offset < first_offset and _end(pin.segment) > same_to
@@ -86,6 +97,22 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
     if found.epochs and any(pin.segment.base_offset < first_offset and not pin.is_stray for pin in pins):
         log = replace(log, epochs=_joined(found.epochs, log.epochs, same_to=min(same_to, first_offset)))
     return log, pins
+
+
+def _are_epochs_of_then(log: LocalLog, found: PinnedLog, first_offset: int) -> bool:
+    """
+    Say whether the epochs of *log* may be those of the log that *found* was noted of.
+
+    A broker whose log begins anew makes the new segment first, and clears its file of epochs then. Both that
+    and a deletion from the head leave no epoch that begins before the log.
+    """
+    if not log.epochs or not found.epochs:
+        return False
+    return (
+        log.epochs[-1][1] < first_offset
+        and log.epochs[: len(found.epochs)] == found.epochs
+        and any(pin.segment.base_offset < first_offset and not pin.is_stray for pin in found.pins)
+    )
 
 
 def _joined(noted: EpochHistory, found: EpochHistory, *, same_to: float) -> EpochHistory:

@@ -15,6 +15,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.pins import PinDirectory
+from tieringd.errors import CorruptDataError
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import judged
 
@@ -372,6 +373,29 @@ async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_it
         assert uploadable(again, writer)[0] == base_offset
     found = [each for each in pinner.pins_of(writer.partition).pins if each.is_stray]
     assert contents(each.segment for each in found) == data
+
+
+async def test_pins_wait_while_the_epochs_may_be_those_of_the_log_before(pinner, writer):
+    """
+    A log that begins anew has the old file of epochs for a moment: its pins are judged by the next one.
+
+    Where the pins were judged by the old file, the new log was noted as theirs, and they were uploaded.
+    """
+    await step(pinner, writer)
+    earlier = writer.epochs
+    base_offset = begin_anew(writer, leader_epoch=5)
+    newer, writer.epochs = writer.epochs, earlier
+    writer._write_epochs()
+    with pytest.raises(CorruptDataError, match="has not written the file of epochs since"):
+        await step(pinner, writer)
+    writer.epochs = newer
+    writer._write_epochs()
+    await step(pinner, writer)
+    writer.closed_segment()
+    await step(pinner, writer)
+    assert uploadable(pinner, writer)[0] == base_offset
+    found = pinner.pins_of(writer.partition).pins
+    assert [each.segment.base_offset for each in found if each.is_stray] == [0, 3, 6]
 
 
 async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, writer, root, metrics):

@@ -184,6 +184,7 @@ async def test_active_segment_that_expires_while_the_store_hangs_is_pinned(make_
         writer.roll()
         writer.drop_head()
         writer.drop_head()
+        writer.forget_epochs()
         daemon.store.latency_seconds = 0
         await asyncio.sleep(5 * HANGS_SECONDS)
         assert daemon.archived()["orders-0"] == [0, active]

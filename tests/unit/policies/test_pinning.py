@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import local, local_log
+from tieringd.errors import CorruptDataError
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import (
     Pin,
@@ -255,7 +256,7 @@ HEAD = (pin(0, 10, is_held=True), pin(10, 20, is_held=True))
         pytest.param(
             [(3, 0), (4, 15)], [(3, 0), (5, 16)], [10], id="parted where the old one ends the epoch"
         ),
-        pytest.param([(3, 0)], [(3, 0), (5, 15)], [10], id="parted where the new one ends the epoch"),
+        pytest.param([(2, 0), (3, 1)], [(3, 1), (5, 15)], [10], id="parted where the new one ends the epoch"),
         pytest.param([(3, 0), (4, 10)], [(3, 0), (5, 10)], [10], id="parted between the two"),
         pytest.param([(3, 0), (4, 20)], [(3, 0), (5, 20)], [], id="parted after them"),
         pytest.param(None, [(3, 0)], [0, 10], id="nothing was noted"),
@@ -328,7 +329,7 @@ def test_what_was_set_aside_stays_aside():
         pytest.param([(3, 0)], 21, [(5, 22)], [(5, 22)], id="between the two there may be others"),
         pytest.param([(2, 0), (3, 12), (4, 21)], 21, [], [(2, 0), (3, 12)], id="none is left"),
         pytest.param(
-            [(2, 0), (3, 12)], None, [(2, 0), (3, 12)], [(2, 0), (3, 12)], id="nothing was forgotten"
+            [(2, 0), (3, 12)], 21, [(2, 0), (3, 12)], [(2, 0), (3, 12)], id="nothing is forgotten yet"
         ),
         pytest.param([(3, 0)], None, [(5, 20)], [(5, 20)], id="another log's"),
     ],
@@ -337,6 +338,13 @@ def test_history_of_a_log_goes_as_far_back_as_its_pins(noted, anchor, epochs, ex
     """A broker forgets the epochs of what it deletes; they were noted, where the log is the same."""
     log, _ = judged(log_with(epochs), PinnedLog(HEAD, tuple(noted), anchor))
     assert log == replace(log_with(epochs), epochs=tuple(expected))
+
+
+@pytest.mark.parametrize("epochs", [[(2, 0), (3, 12)], [(2, 0), (3, 12), (4, 15)]])
+def test_epochs_that_all_begin_before_the_log_are_no_evidence(epochs):
+    """A log that begins anew has the old file of epochs for a moment: the pins are judged by the next one."""
+    with pytest.raises(CorruptDataError, match="/logs/orders-3: the log begins at offset 20"):
+        judged(log_with(epochs), PinnedLog(HEAD, ((2, 0), (3, 12)), anchor=1))
 
 
 def test_history_without_pins_is_the_broker_s():
