@@ -142,12 +142,23 @@ async def _prepared(behind, directory, certificate, seaweedfs):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 async def test_reader_gets_the_whole_log_with_every_mechanism(guarded, mechanism):
-    """Passwords, challenges and tokens pass to the broker, and the archive's records come back."""
+    """
+    Passwords, challenges and tokens pass to the broker, and the archive's records come back.
+
+    What is read counts for the user that the broker has let in, and nothing for an unknown one.
+    """
+
+    def fetches(user):
+        return guarded.daemon.metric("tieringd_gateway_reader_fetches_total", principal=f"User:{user}") or 0
+
+    before = fetches("reader"), fetches("ANONYMOUS")
     login = guarded.login("reader", mechanism)
     bootstrap = guarded.behind.bootstrap
     assert await read_aiokafka(bootstrap, TOPIC, len(VALUES), **login.aiokafka()) == WHOLE
     read = await asyncio.to_thread(read_librdkafka, bootstrap, TOPIC, len(VALUES), **login.librdkafka())
     assert read == WHOLE
+    assert fetches("reader") > before[0]
+    assert fetches("ANONYMOUS") == before[1]
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
