@@ -14,7 +14,7 @@ import uvloop
 from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import LocalFileError
-from tieringd.storage.ranges import WINDOW_BYTES, Windows
+from tieringd.storage.ranges import FIRST_PIECE_BYTES, WINDOW_BYTES, Windows
 from tieringd.storage.receive import RECEIVE_FROM_BYTES, receive, receive_in_windows
 from tieringd.storage.tls_transport import TlsConnector
 
@@ -299,20 +299,23 @@ async def test_windows_end_with_what_stops_them(new_loop, both_ends, executor):
 
 
 def test_window_is_used_again():
-    """Reads one after the other share one window, also after an error."""
-    windows, seen = Windows(), []
+    """Reads one after the other share one window, also after an error. A range begins with small pieces."""
+    windows, seen, sizes = Windows(), [], []
 
     def fill(piece: memoryview) -> None:
         piece[:1] = b"x"
 
     def take(piece: memoryview) -> None:
         seen.append(id(piece.obj))
+        sizes.append(len(piece))
 
     def fail(piece: memoryview) -> None:
         raise LocalFileError("the disk is full", path="")
 
-    windows.pour(3 * WINDOW_BYTES + 1, fill, take)
+    windows.pour(4 * WINDOW_BYTES, fill, take)
+    first = [FIRST_PIECE_BYTES, 2 * FIRST_PIECE_BYTES, 4 * FIRST_PIECE_BYTES]
+    assert sizes == [*first, *[WINDOW_BYTES] * 3, FIRST_PIECE_BYTES]
     with pytest.raises(LocalFileError):
         windows.pour(1, fill, fail)
     windows.pour(1, fill, take)
-    assert (len(seen), len(set(seen))) == (5, 1)
+    assert (len(seen), len(set(seen))) == (8, 1)
