@@ -392,6 +392,7 @@ class Wire:
         left = _TURN_BYTES
         while self._kept and left > 0:
             kept = self._kept[0]
+            wanted = min(_size(kept.piece), _TURN_BYTES)
             try:
                 sent = self._send_piece(kept.piece)
             except LocalFileError as error:
@@ -405,7 +406,8 @@ class Wire:
             kept.piece = _rest(kept.piece, sent)
             if not _size(kept.piece):
                 self._forget_first()
-            elif not sent:
+            elif not sent or (sent < wanted and not self.is_encrypted):
+                # The socket is full: it would take nothing if it was asked again.
                 break
         if self._kept:
             self._loop.add_writer(self._descriptor, self._flush)

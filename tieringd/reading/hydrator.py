@@ -182,6 +182,7 @@ class Hydrator:
         self._open = keeper.open_chunks
         self._limits = limits or HydrationLimits()
         self._metrics = metrics
+        self._hits, self._misses = metrics.hits.labels("chunk"), metrics.misses.labels("chunk")
         self._downloader = ChunkDownloader(store, keeper, limits=self._limits.downloads, metrics=metrics)
         self._indexes = IndexCache(
             store, keeper, size_bytes_max=self._limits.index_bytes_max, metrics=metrics
@@ -284,16 +285,18 @@ class Hydrator:
                     hint="free some space for the cache, or set a smaller cloud_storage_cache_chunk_size",
                 )
             return await self.open(partition, segment, index, part)
-        self._note_reader(partition, segment, index, wanted, next_segment)
+        self._note_reader(partition, segment, wanted, next_segment)
         return found
 
     def prefetch(
         self, partition: TopicIdPartition, segment: RemoteSegment, index: SegmentIndex, chunk: Chunk
     ) -> None:
         """Hydrate a chunk that a reader will want soon, if the cache has room. Errors are not reported."""
-        wanted = self._wanted(partition, segment, index, chunk)
+        self._prefetch(self._wanted(partition, segment, index, chunk))
+
+    def _prefetch(self, wanted: _Wanted) -> None:
         is_here = (
-            (wanted.name, chunk.size_bytes) in self._flights
+            (wanted.name, wanted.chunk.size_bytes) in self._flights
             or self._open.holds(wanted.name)
             or self._keeper.directory.accounts.holds(wanted.name)
         )
@@ -380,7 +383,7 @@ class Hydrator:
         return flight
 
     def _count(self, *, is_hit: bool) -> None:
-        (self._metrics.hits if is_hit else self._metrics.misses).labels("chunk").inc()
+        (self._hits if is_hit else self._misses).inc()
 
     async def _arrival(
         self, wanted: _Wanted, arriving: ArrivingChunk, *, is_cached: bool, is_prefetch: bool
@@ -440,12 +443,11 @@ class Hydrator:
         self,
         partition: TopicIdPartition,
         segment: RemoteSegment,
-        index: SegmentIndex,
         wanted: _Wanted,
         next_segment: RemoteSegment | None,
     ) -> None:
         """Prefetch the next chunk if readers came to this one from the chunk before it."""
-        layout, chunk, sequences = self.layout(index), wanted.chunk, self._sequences
+        layout, chunk, sequences = self.layout(wanted.index), wanted.chunk, self._sequences
         if chunk.number >= len(layout.chunks) or layout.chunks[chunk.number] != chunk:
             return
         if chunk.number:
@@ -461,7 +463,8 @@ class Hydrator:
         if not reads_on:
             return
         if following is not None:
-            self.prefetch(partition, segment, index, following)
+            name = chunk_name(wanted.key, following.position, buckets=self._keeper.directory.buckets)
+            self._prefetch(replace(wanted, name=name, chunk=following))
         elif next_segment is not None:
             self._prefetch_begin_of(partition, next_segment)
 
