@@ -260,6 +260,26 @@ async def test_windows_give_the_bytes_and_keep_the_connection(new_loop, size, bo
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
+async def test_small_answer_after_a_large_one_is_read_at_once(new_loop, both_ends, executor):
+    """A thread that receives sleeps until much has come. The loop needs the connection as it was."""
+    server_tls, client_tls = both_ends
+    connections, windows = [], Windows()
+
+    async def answer(exchange: Exchange) -> None:
+        connections.append(exchange.connection)
+        await exchange.answer("200 OK", content(int(exchange.path.strip("/"))))
+
+    async def scenario() -> None:
+        async with serving(answer, tls=server_tls) as url, new_session() as session, asyncio.timeout(20):
+            for size in (LARGE, 5):
+                found, _ = await get_in_windows(session, f"{url}/{size}", executor, client_tls, windows)
+                assert found == content(size)
+
+    await run_on(new_loop, scenario())
+    assert connections == [1, 1]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
 async def test_windows_end_with_what_stops_them(new_loop, both_ends, executor):
     """Silence, a refusal and a cancellation end the read, and the next request gets another connection."""
     server_tls, client_tls = both_ends
