@@ -8,10 +8,11 @@ The hydrator: gives readers archived chunks from the cache, and downloads missin
 Readers that want the same chunk wait for one download. If one of them leaves, the others still get the
 chunk. If all of them leave, the download is finished for the next reader. A reader that is content with a
 part of the chunk gets one as soon as its first record is there, while the rest is still on its way
-(`arriving_chunk`). When readers go on from one chunk to the next, the chunk after that is prefetched. Every
-batch is checked before a reader sees it: at the download, and once more after a restart or when a cached file
-was changed. A chunk that the cache does not take is handed out in memory, checked in the same way. The
-hydrator does not read manifests: after `ObjectNotFound` the caller reads the manifest again.
+(`arriving_chunk`). When readers go on from one chunk to the next, or to the second half of one, the chunk
+after it is prefetched. Every batch is checked before a reader sees it: at the download, and once more after a
+restart or when a cached file was changed. A chunk that the cache does not take is handed out in memory,
+checked in the same way. The hydrator does not read manifests: after `ObjectNotFound` the caller reads the
+manifest again.
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ class Hydrator:
                     hint="free some space for the cache, or set a smaller cloud_storage_cache_chunk_size",
                 )
             return await self.open(partition, segment, index, part)
-        self._note_reader(partition, segment, wanted, next_segment)
+        self._note_reader(partition, segment, wanted, next_segment, offset)
         return found
 
     def prefetch(
@@ -445,8 +446,13 @@ class Hydrator:
         segment: RemoteSegment,
         wanted: _Wanted,
         next_segment: RemoteSegment | None,
+        offset: int | None,
     ) -> None:
-        """Prefetch the next chunk if readers came to this one from the chunk before it."""
+        """
+        Prefetch the next chunk if readers go on to it.
+
+        They came to this one from the chunk before it, or from the beginning of this one to its second half.
+        """
         layout, chunk, sequences = self.layout(wanted.index), wanted.chunk, self._sequences
         if chunk.number >= len(layout.chunks) or layout.chunks[chunk.number] != chunk:
             return
@@ -456,6 +462,8 @@ class Hydrator:
             reads_on = sequences.was_read(chunk_name(wanted.key, before.position, buckets=buckets))
         else:
             reads_on = sequences.was_read((partition, segment.base_offset))
+        if offset is not None and 2 * offset >= chunk.base_offset + chunk.next_offset:
+            reads_on = reads_on or sequences.was_read(wanted.name)
         sequences.note(wanted.name)
         following = layout.after(chunk)
         if following is None:
