@@ -107,10 +107,15 @@ class HydratedChunk:
         )
 
     @classmethod
-    def arrived(cls, part: ArrivedPart) -> HydratedChunk:
-        """Return the part of a chunk that has arrived."""
+    def arrived(cls, part: ArrivedPart, name: str, keeper: CacheKeeper) -> HydratedChunk:
+        """Return the part of a chunk that has arrived, whose file will be *name*."""
+
+        def mark_corrupt() -> None:
+            part.mark_corrupt()
+            keeper.mistrust(name)  # The file may have its name by now.
+
         file = FileSlice(part.fd, 0, part.chunk.size_bytes)
-        return cls(part.chunk, file=file, give_back=part.close, mark_corrupt=part.mark_corrupt)
+        return cls(part.chunk, file=file, give_back=part.close, mark_corrupt=mark_corrupt)
 
     def mark_corrupt(self) -> None:
         """Make the next reader check the chunk again, because a client or the disk reported wrong bytes."""
@@ -368,7 +373,7 @@ class Hydrator:
                 if not is_hit:
                     _note_wait(wanted)
                 self._count(is_hit=is_hit)
-                return HydratedChunk.arrived(part)
+                return HydratedChunk.arrived(part, wanted.name, self._keeper)
             is_hit = False
             await self._flights.arrived_or(flight, arriving.until(offset))
         return None

@@ -202,15 +202,23 @@ async def test_segment_with_a_checksum_of_its_own_is_given_out_whole(host, store
         found.close()
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 @virtually
-async def test_part_that_cannot_be_read_is_checked_again(host, store, stored):
-    """The disk fails for a reader of the part: the whole file is read and checked before the next reader."""
+async def test_part_that_cannot_be_read_is_checked_again(host, store, stored, is_whole):
+    """
+    The disk fails for a reader of the part: the whole file is read and checked before the next reader.
+
+    Also when the file is whole by then.
+    """
     async with running(host) as hydrator:
         chunk = hydrator.layout(stored.index).chunks[0]
         begun = await hydrator.open(PARTITION, stored.segment, stored.index, chunk, offset=0)
         (part,) = (host.directory.path / "incoming").iterdir()
         with part.open("r+b") as file:
             file.write(flipped(batches_of(stored, 0, 1)))
+        if is_whole:
+            store.gate.set()
+            await host.read(stored)
         begun.mark_corrupt()
         begun.close()
         store.gate.set()
