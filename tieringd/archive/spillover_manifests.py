@@ -260,6 +260,8 @@ class SpilloverManifests:
             ObjectNotFound: A part was deleted. Read the manifest again.
             CorruptDataError: A part is damaged.
         """
+        if manifest.spillover is None:
+            return manifest
         async with aclosing(self.pieces(manifest, from_offset=offset)) as pieces:
             return await anext(pieces)
 

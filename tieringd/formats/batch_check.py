@@ -106,6 +106,12 @@ class BatchCheck:
         """Return the lowest base offset that the next batch may have."""
         return self._offsets.expected_offset
 
+    @property
+    def passed(self) -> tuple[int, int]:
+        """Return the size of the whole batches that were taken, and the offset after them. All are right."""
+        size_bytes = self._position - len(self._head) if self._begun is None else self._begun.position
+        return size_bytes, self._offsets.expected_offset
+
     def take(self, data: memoryview) -> None:
         """
         Check the next bytes.

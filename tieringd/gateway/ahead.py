@@ -137,12 +137,13 @@ class FetchAhead:
             # Reading a large request several times would hold up other connections.
             return
         frame, head = memoryview(pending.request), pending.head
-        following = with_offsets(
-            frame, head, {key: one.next_offset for key, one in sent.next_fetches.items()}
-        )
-        for_last = with_offsets(frame, head, {key: one.last_offset for key, one in sent.next_fetches.items()})
+        asked = asked_of(frame, head)
+        last_offsets = {key: one.last_offset for key, one in sent.next_fetches.items()}
         self._expected = _Expected(
-            head, asked_of(memoryview(following), head), asked_of(memoryview(for_last), head), for_last
+            head,
+            asked.at({key: one.next_offset for key, one in sent.next_fetches.items()}),
+            asked.at(last_offsets),
+            with_offsets(frame, head, last_offsets),
         )
 
     def begin(self) -> None:

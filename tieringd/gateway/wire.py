@@ -405,8 +405,9 @@ class Wire:
         left = _TURN_BYTES
         while self._kept and left > 0:
             kept = self._kept[0]
+            size = _size(kept.piece)
             try:
-                sent = self._send_piece(kept.piece)
+                sent = self._send_piece(kept.piece) if size else 0
             except LocalFileError as error:
                 self._give_up(kept.piece, error)
                 return
@@ -415,17 +416,17 @@ class Wire:
                 return
             left -= sent
             self.later_bytes += sent
-            kept.piece = _rest(kept.piece, sent)
-            if not _size(kept.piece):
+            if sent == size:
                 self._forget_first()
-            elif not sent:
+                continue
+            kept.piece = _rest(kept.piece, sent)
+            if not sent or (sent < min(size, _TURN_BYTES) and not self.is_encrypted):
+                # The socket is full: it would take nothing if it was asked again.
                 break
         if self._kept:
             self._loop.add_writer(self._descriptor, self._flush)
 
     def _send_piece(self, piece: Piece | Pipe) -> int:
-        if not _size(piece):
-            return 0
         if isinstance(piece, FileRegion):
             return self._send_file(piece)
         if isinstance(piece, Pipe):

@@ -52,6 +52,7 @@ _LIMITS: Final = {
 _PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
 _REFERENCES: Final = {"last_offset": "base_offset", "base_timestamp_ms": "max_timestamp_ms"}
 """Columns that are near another one are kept as the difference to it."""
+_REFERENCE_PLACES: Final = [(_PLACES[name], _PLACES[reference]) for name, reference in _REFERENCES.items()]
 _BlockParts: TypeAlias = "tuple[int, tuple[int, ...], tuple[array[int] | None, ...], int, int]"
 _WIDTHS: Final = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
 
@@ -110,6 +111,13 @@ class _Block:
         value = self.cells[_PLACES[name]][row]
         reference = _REFERENCES.get(name)
         return value + self.cells[_PLACES[reference]][row] if reference else value
+
+    def row(self, row: int) -> list[int]:
+        """Return the values of a row, in the order of `_NAMES`."""
+        values = [cells[row] for cells in self.cells]
+        for place, reference in _REFERENCE_PLACES:
+            values[place] += values[reference]
+        return values
 
     def values(self, name: str) -> Iterable[int]:
         values = self.cells[_PLACES[name]].values(self.rows)
@@ -245,8 +253,8 @@ class SegmentTable:
 
     def __getitem__(self, row: int) -> RemoteSegment:
         block, row = self.place(row)
-        values = {name: block.value(name, row) for name in COLUMNS}
-        return RemoteSegment(writer_id=self._writers[block.value(_WRITER, row)], **values)
+        *values, number = block.row(row)
+        return RemoteSegment(writer_id=self._writers[number], **dict(zip(COLUMNS, values, strict=True)))
 
     def __iter__(self) -> Iterator[RemoteSegment]:
         for block in self.blocks:

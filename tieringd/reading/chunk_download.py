@@ -1,10 +1,10 @@
 """
 Download chunks: from the object store into the cache, or to the reader if the cache does not take them.
 
-The bytes of an ordinary chunk pass through a small window on their way from the socket to the file. They are
-checked there, before the file gets its name. A larger chunk (whole-segment mode) goes to its file piece by
-piece and is checked in the file. A wrong chunk is downloaded once more, and is corrupt if it is wrong again.
-If the disk fails, a reader gets its chunk by another request, in memory.
+The bytes of an ordinary chunk are checked on their way to the file, before the file gets its name, and
+readers get what is checked meanwhile (`arriving_chunk`). A larger chunk (whole-segment mode) goes to its file
+piece by piece and is checked in the file. A wrong chunk is downloaded once more, and is corrupt if it is
+wrong again. If the disk fails, a reader gets its chunk by another request, in memory.
 
 `DownloadBudget` bounds how many downloads run at once and how many bytes they hold. It serves requests in
 the order in which they arrive. A request for more bytes than the whole budget runs alone. A budget
@@ -26,12 +26,13 @@ import structlog
 from tieringd.cache.cache_directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
-from tieringd.formats.batch_check import BatchCheck, check_batches, check_batches_in
+from tieringd.formats.batch_check import check_batches, check_batches_in
 from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.metrics import CacheMetrics
 from tieringd.policies.chunk_layout import Chunk
+from tieringd.reading.arriving_chunk import ArrivingBytes, ArrivingChunk
 from tieringd.reading.cache_keeper import CacheKeeper
-from tieringd.storage.base import ObjectStore, Take
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.ranges import read_range
 from tieringd.storage.threads import in_thread
 
@@ -151,14 +152,16 @@ class ChunkDownloader:
         chunk: Chunk,
         expected: ExpectedBatches,
         *,
+        arriving: ArrivingChunk,
         is_cached: bool,
         is_streamed: bool,
     ) -> Downloaded:
         """
         Download *chunk* of the object *key*, with the *expected* batches, into the file *name*.
 
-        Without *is_cached* the chunk stays out of the cache. With *is_streamed* it is returned in memory
-        if the cache does not take it, unless it is too large for that.
+        *arriving* is told what is checked meanwhile. Without *is_cached* the chunk stays out of the cache.
+        With *is_streamed* it is returned in memory if the cache does not take it, unless it is too large for
+        that.
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
@@ -171,7 +174,13 @@ class ChunkDownloader:
                     for is_last in (False, True):
                         try:
                             return await self._attempt(
-                                key, name, chunk, expected, is_cached=is_cached, is_streamed=is_streamed
+                                key,
+                                name,
+                                chunk,
+                                expected,
+                                arriving=arriving,
+                                is_cached=is_cached,
+                                is_streamed=is_streamed,
                             )
                         except CorruptDataError as error:
                             self._metrics.corrupt.labels("download").inc()
@@ -194,6 +203,7 @@ class ChunkDownloader:
         chunk: Chunk,
         expected: ExpectedBatches,
         *,
+        arriving: ArrivingChunk,
         is_cached: bool,
         is_streamed: bool,
     ) -> Downloaded:
@@ -201,7 +211,7 @@ class ChunkDownloader:
         if part is not None:
             found: OpenFile | None = None
             try:
-                found = await self._into(part, key, chunk, expected)
+                found = await self._into(part, key, chunk, expected, arriving)
             finally:
                 if found is None:
                     await self._keeper.abandon(part)
@@ -214,17 +224,23 @@ class ChunkDownloader:
         return await self._streamed(key, chunk, expected)
 
     async def _into(
-        self, part: PartFile, key: str, chunk: Chunk, expected: ExpectedBatches
+        self, part: PartFile, key: str, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk
     ) -> OpenFile | None:
         """Fill a part and publish it; return None if the disk fails."""
         piece_bytes = self._limits.piece_bytes
         try:
             if chunk.size_bytes <= piece_bytes:
-                await self._store_piece(key, chunk, 0, chunk.size_bytes, _Arriving(part, 0, expected))
+                arriving.begin(part)
+                try:
+                    data = ArrivingBytes(part, 0, expected, arriving)
+                    await self._store_piece(key, chunk, 0, chunk.size_bytes, data)
+                finally:
+                    arriving.end()
             else:
                 for position in range(0, chunk.size_bytes, piece_bytes):
                     size_bytes = min(piece_bytes, chunk.size_bytes - position)
-                    await self._store_piece(key, chunk, position, size_bytes, _Arriving(part, position, None))
+                    data = ArrivingBytes(part, position, None)
+                    await self._store_piece(key, chunk, position, size_bytes, data)
                 await self._checked(key, chunk, partial(_check_file, part, chunk.size_bytes, expected))
         except LocalFileError as error:
             self._keeper.note_refusal(error)
@@ -232,13 +248,13 @@ class ChunkDownloader:
         return await self._keeper.publish(part)
 
     async def _store_piece(
-        self, key: str, chunk: Chunk, position: int, size_bytes: int, arriving: _Arriving
+        self, key: str, chunk: Chunk, position: int, size_bytes: int, data: ArrivingBytes
     ) -> None:
         """Write a piece to the file as it arrives."""
-        get = partial(read_range, self._store, begin=arriving.begin)
+        get = partial(read_range, self._store, begin=data.begin)
         await self._got(key, chunk, position, size_bytes, get)
         try:
-            arriving.end()
+            data.end()
         except CorruptDataError as error:
             raise in_object(error, key, chunk) from error
 
@@ -323,52 +339,3 @@ def _check_file(part: PartFile, size_bytes: int, expected: ExpectedBatches) -> N
         check_file(part.fd, size_bytes, expected)
     except OSError as error:
         raise located(part.name, "be read", error) from error
-
-
-class _Arriving:
-    """The bytes of a piece on their way to a file. With *expected*, their batches are checked."""
-
-    def __init__(self, part: PartFile, position: int, expected: ExpectedBatches | None) -> None:
-        self._part = part
-        self._start = self._position = position
-        self._expected = expected
-        self._check: BatchCheck | None = None
-        self._fault: CorruptDataError | None = None
-
-    def begin(self) -> Take:
-        """Begin an attempt: the next byte is the first one."""
-        self._position = self._start
-        self._check = None if self._expected is None else BatchCheck(self._expected)
-        self._fault = None
-        return self.take
-
-    def take(self, data: memoryview) -> None:
-        """
-        Check the next bytes and write them.
-
-        Raises:
-            LocalFileError: The disk refuses them.
-        """
-        if self._fault is not None:
-            return  # The rest only has to arrive, so that its connection can be used again.
-        try:
-            if self._check is not None:
-                self._check.take(data)
-            self._part.write(self._position, data)
-        except CorruptDataError as error:
-            self._fault = error
-        except OSError as error:
-            raise located(self._part.name, "be cached", error) from error
-        self._position += len(data)
-
-    def end(self) -> None:
-        """
-        Check that the last byte was there.
-
-        Raises:
-            CorruptDataError: The batches are wrong.
-        """
-        if self._fault is not None:
-            raise self._fault
-        if self._check is not None:
-            self._check.end()

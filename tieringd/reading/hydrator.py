@@ -6,18 +6,20 @@ The hydrator: gives readers archived chunks from the cache, and downloads missin
         else: send found.data
 
 Readers that want the same chunk wait for one download. If one of them leaves, the others still get the
-chunk. If all of them leave, the download is finished for the next reader. When readers go on from one
-chunk to the next, the chunk after that is prefetched. Every batch is checked before a reader sees it: at
-the download, and once more after a restart or when a cached file was changed. A chunk that the cache
-does not take is handed out in memory, checked in the same way. The hydrator does not read manifests:
-after `ObjectNotFound` the caller reads the manifest again.
+chunk. If all of them leave, the download is finished for the next reader. A reader that is content with a
+part of the chunk gets one as soon as its first record is there, while the rest is still on its way
+(`arriving_chunk`). When readers go on from one chunk to the next, or to the second half of one, the chunk
+after it is prefetched. Every batch is checked before a reader sees it: at the download, and once more after a
+restart or when a cached file was changed. A chunk that the cache does not take is handed out in memory,
+checked in the same way. The hydrator does not read manifests: after `ObjectNotFound` the caller reads the
+manifest again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,7 @@ from tieringd.metrics import CacheMetrics
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, SegmentIndex
 from tieringd.policies.chunk_layout import Chunk, ChunkLayout, ReadSequences, plan_chunks
+from tieringd.reading.arriving_chunk import ArrivedPart, ArrivingChunk
 from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache
@@ -71,28 +74,60 @@ class HydratedChunk:
     """A chunk with checked batches for one reader, which must close it."""
 
     def __init__(
-        self, chunk: Chunk, *, data: bytes | None = None, entry: OpenEntry | None = None, keeper: CacheKeeper
+        self,
+        chunk: Chunk,
+        *,
+        data: bytes | None = None,
+        file: FileSlice | None = None,
+        give_back: Callable[[], None] | None = None,
+        mark_corrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.chunk = chunk
-        """The chunk that it holds: a part of the wanted chunk if that was too large for cache and memory."""
+        """
+        The chunk that it holds.
+
+        It is a part of the wanted chunk if the rest is still on its way, or if that was too large for cache
+        and memory.
+        """
         self.data = data
         """All its bytes, if they are not in a file."""
-        self.file = FileSlice(entry.file.fd, 0, entry.file.size_bytes) if entry else None
+        self.file = file
         """All its bytes in an open file, until `close`."""
-        self._entry = entry
-        self._keeper = keeper
+        self._give_back = give_back
+        self._mark_corrupt = mark_corrupt
+
+    @classmethod
+    def in_cache(cls, chunk: Chunk, entry: OpenEntry, keeper: CacheKeeper) -> HydratedChunk:
+        """Return a chunk whose file the reader of *entry* holds."""
+        return cls(
+            chunk,
+            file=FileSlice(entry.file.fd, 0, entry.file.size_bytes),
+            give_back=partial(keeper.open_chunks.give_back, entry),
+            mark_corrupt=partial(keeper.mistrust, entry.file.name),
+        )
+
+    @classmethod
+    def arrived(cls, part: ArrivedPart, name: str, keeper: CacheKeeper) -> HydratedChunk:
+        """Return the part of a chunk that has arrived, whose file will be *name*."""
+
+        def mark_corrupt() -> None:
+            part.mark_corrupt()
+            keeper.mistrust(name)  # The file may have its name by now.
+
+        file = FileSlice(part.fd, 0, part.chunk.size_bytes)
+        return cls(part.chunk, file=file, give_back=part.close, mark_corrupt=mark_corrupt)
 
     def mark_corrupt(self) -> None:
         """Make the next reader check the chunk again, because a client or the disk reported wrong bytes."""
-        if self._entry is not None:
-            self._keeper.mistrust(self._entry.file.name)
+        if self._give_back is not None:
+            self._mark_corrupt()
 
     def close(self) -> None:
         """Give the chunk back. Closing twice is allowed."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
             self.file = None
-            self._keeper.open_chunks.give_back(entry)
+            give_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +188,7 @@ class Hydrator:
         self._open = keeper.open_chunks
         self._limits = limits or HydrationLimits()
         self._metrics = metrics
+        self._hits, self._misses = metrics.hits.labels("chunk"), metrics.misses.labels("chunk")
         self._downloader = ChunkDownloader(store, keeper, limits=self._limits.downloads, metrics=metrics)
         self._indexes = IndexCache(
             store, keeper, size_bytes_max=self._limits.index_bytes_max, metrics=metrics
@@ -161,6 +197,8 @@ class Hydrator:
         # downloads that no reader waits for.
         self._flights: SingleFlight[_Place, _Arrival] = SingleFlight(_when_closed, unwaited_above=FLIGHTS_MAX)
         self._prefetches: set[Flight[_Place, _Arrival]] = set()
+        self._arriving: dict[Flight[_Place, _Arrival], ArrivingChunk] = {}
+        """What has arrived of the chunk of each flight."""
         self._sequences = ReadSequences()
         self._ahead: SingleFlight[str, None] = SingleFlight(_when_closed)
         self._layouts: OrderedDict[tuple[int, ...], ChunkLayout] = OrderedDict()
@@ -229,9 +267,10 @@ class Hydrator:
         """
         Return a chunk for a reader, which must close it.
 
-        *next_segment* is the segment that a reader reads after *segment*. A chunk that is too large for
-        both the cache and the memory is cut: the returned chunk is then the part of it that holds
-        *offset*, by default its first part.
+        *next_segment* is the segment that a reader reads after *segment*. With *offset*, the returned chunk
+        may be a part of the wanted one that has a record at or after *offset*, if the rest is still on its
+        way. A chunk that is too large for both the cache and the memory is cut: the returned chunk is then
+        the part of it that holds *offset*, by default its first part.
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
@@ -240,7 +279,7 @@ class Hydrator:
             LocalFileError: Even the smallest part of the chunk fits neither the cache nor the memory.
         """
         wanted = self._wanted(partition, segment, index, chunk)
-        found = await self._hydrated(wanted)
+        found = await self._hydrated(wanted, offset)
         if found is None:
             # Cutting by size splits a whole-segment chunk. Only a giant batch cannot be split.
             smaller = plan_chunks(index, chunk_bytes=self._limits.chunk_bytes)
@@ -252,23 +291,24 @@ class Hydrator:
                     hint="free some space for the cache, or set a smaller cloud_storage_cache_chunk_size",
                 )
             return await self.open(partition, segment, index, part)
-        self._note_reader(partition, segment, index, wanted, next_segment)
+        self._note_reader(partition, segment, wanted, next_segment, offset)
         return found
 
     def prefetch(
         self, partition: TopicIdPartition, segment: RemoteSegment, index: SegmentIndex, chunk: Chunk
     ) -> None:
         """Hydrate a chunk that a reader will want soon, if the cache has room. Errors are not reported."""
-        wanted = self._wanted(partition, segment, index, chunk)
+        self._prefetch(self._wanted(partition, segment, index, chunk))
+
+    def _prefetch(self, wanted: _Wanted) -> None:
         is_here = (
-            (wanted.name, chunk.size_bytes) in self._flights
+            (wanted.name, wanted.chunk.size_bytes) in self._flights
             or self._open.holds(wanted.name)
             or self._keeper.directory.accounts.holds(wanted.name)
         )
         is_full = len(self._prefetches) >= self._limits.prefetches_max
         if not (self._flights.is_closed or is_here or is_full):
-            work = partial(self._arrival, wanted, is_cached=True, is_prefetch=True)
-            flight = self._flights.begin((wanted.name, chunk.size_bytes), work)
+            flight = self._begin_flight(wanted, is_cached=True, is_prefetch=True)
             self._prefetches.add(flight)
             flight.task.add_done_callback(lambda _: self._prefetches.discard(flight))
 
@@ -290,32 +330,70 @@ class Hydrator:
         name = chunk_name(key, chunk.position, buckets=self._keeper.directory.buckets)
         return _Wanted(key, name, chunk, len(self.layout(index).chunks), index)
 
-    async def _hydrated(self, wanted: _Wanted) -> HydratedChunk | None:
-        """Return a chunk for a reader, or None if neither the cache nor the memory takes it."""
+    async def _hydrated(self, wanted: _Wanted, offset: int | None) -> HydratedChunk | None:
+        """
+        Return a chunk for a reader, or None if neither the cache nor the memory takes it.
+
+        With *offset*, it may be the part that has arrived, if there is a record at or after *offset* in it.
+        """
         chunk, is_hit = wanted.chunk, True
         for attempt in range(_ATTEMPTS + 1):
             entry = self._open.take(wanted.name, chunk.size_bytes)
             if entry is not None:
                 self._keeper.touch(wanted.name)
-                (self._metrics.hits if is_hit else self._metrics.misses).labels("chunk").inc()
-                return HydratedChunk(chunk, entry=entry, keeper=self._keeper)
+                self._count(is_hit=is_hit)
+                return HydratedChunk.in_cache(chunk, entry, self._keeper)
             is_cached = attempt < _ATTEMPTS
-            share = self._flights.join if is_cached else self._flights.begin
-            work = partial(self._arrival, wanted, is_cached=is_cached, is_prefetch=False)
-            flight = share((wanted.name, chunk.size_bytes), work)
+            flight = self._flights.get((wanted.name, chunk.size_bytes)) if is_cached else None
+            if flight is None:
+                flight = self._begin_flight(wanted, is_cached=is_cached, is_prefetch=False)
+            if offset is not None and (found := await self._arrived_part(wanted, flight, offset)) is not None:
+                return found
             is_prefetch = flight in self._prefetches
             arrival = await self._flights.arrived(flight)
             is_hit = is_hit and arrival.is_hit
-            if not arrival.is_hit and (waited := WAITED_FOR_STORE.get()) is not None:
-                waited.append(wanted.name)
+            if not arrival.is_hit:
+                _note_wait(wanted)
             if arrival.is_refused and not is_prefetch:
                 return None
             if arrival.data is not None:
-                self._metrics.misses.labels("chunk").inc()
-                return HydratedChunk(chunk, data=arrival.data, keeper=self._keeper)
+                self._count(is_hit=False)
+                return HydratedChunk(chunk, data=arrival.data)
         return None
 
-    async def _arrival(self, wanted: _Wanted, *, is_cached: bool, is_prefetch: bool) -> _Arrival:
+    async def _arrived_part(
+        self, wanted: _Wanted, flight: Flight[_Place, _Arrival], offset: int
+    ) -> HydratedChunk | None:
+        """Return the part of the chunk that has arrived, once it has *offset*; None if the flight ends."""
+        arriving = self._arriving.get(flight)
+        is_hit = True
+        while arriving is not None and not flight.task.done():
+            part = arriving.take(offset)
+            if part is not None:
+                if not is_hit:
+                    _note_wait(wanted)
+                self._count(is_hit=is_hit)
+                return HydratedChunk.arrived(part, wanted.name, self._keeper)
+            is_hit = False
+            await self._flights.arrived_or(flight, arriving.until(offset))
+        return None
+
+    def _begin_flight(
+        self, wanted: _Wanted, *, is_cached: bool, is_prefetch: bool
+    ) -> Flight[_Place, _Arrival]:
+        arriving = ArrivingChunk(wanted.chunk)
+        work = partial(self._arrival, wanted, arriving, is_cached=is_cached, is_prefetch=is_prefetch)
+        flight = self._flights.begin((wanted.name, wanted.chunk.size_bytes), work)
+        self._arriving[flight] = arriving
+        flight.task.add_done_callback(lambda _: self._arriving.pop(flight))
+        return flight
+
+    def _count(self, *, is_hit: bool) -> None:
+        (self._hits if is_hit else self._misses).inc()
+
+    async def _arrival(
+        self, wanted: _Wanted, arriving: ArrivingChunk, *, is_cached: bool, is_prefetch: bool
+    ) -> _Arrival:
         opened = await self._from_disk(wanted) if is_cached else None
         is_hit = opened is not None
         if opened is None:
@@ -324,6 +402,7 @@ class Hydrator:
                 wanted.name,
                 wanted.chunk,
                 wanted.expected,
+                arriving=arriving,
                 is_cached=is_cached,
                 is_streamed=not is_prefetch,
             )
@@ -332,6 +411,11 @@ class Hydrator:
             opened = got
             if is_prefetch:
                 self._metrics.prefetches.inc()
+            if arriving.is_mistrusted:
+                # A reader could not read what had arrived.
+                opened.close()
+                self._keeper.mistrust(wanted.name)
+                return _Arrival()
         self._open.add(opened, segment=wanted.key, number=wanted.chunk.number, chunk_count=wanted.chunk_count)
         return _Arrival(is_hit=is_hit)
 
@@ -365,12 +449,16 @@ class Hydrator:
         self,
         partition: TopicIdPartition,
         segment: RemoteSegment,
-        index: SegmentIndex,
         wanted: _Wanted,
         next_segment: RemoteSegment | None,
+        offset: int | None,
     ) -> None:
-        """Prefetch the next chunk if readers came to this one from the chunk before it."""
-        layout, chunk, sequences = self.layout(index), wanted.chunk, self._sequences
+        """
+        Prefetch the next chunk if readers go on to it.
+
+        They came to this one from the chunk before it, or from the beginning of this one to its second half.
+        """
+        layout, chunk, sequences = self.layout(wanted.index), wanted.chunk, self._sequences
         if chunk.number >= len(layout.chunks) or layout.chunks[chunk.number] != chunk:
             return
         if chunk.number:
@@ -379,6 +467,8 @@ class Hydrator:
             reads_on = sequences.was_read(chunk_name(wanted.key, before.position, buckets=buckets))
         else:
             reads_on = sequences.was_read((partition, segment.base_offset))
+        if offset is not None and 2 * offset >= chunk.base_offset + chunk.next_offset:
+            reads_on = reads_on or sequences.was_read(wanted.name)
         sequences.note(wanted.name)
         following = layout.after(chunk)
         if following is None:
@@ -386,7 +476,8 @@ class Hydrator:
         if not reads_on:
             return
         if following is not None:
-            self.prefetch(partition, segment, index, following)
+            name = chunk_name(wanted.key, following.position, buckets=self._keeper.directory.buckets)
+            self._prefetch(replace(wanted, name=name, chunk=following))
         elif next_segment is not None:
             self._prefetch_begin_of(partition, next_segment)
 
@@ -405,6 +496,13 @@ class Hydrator:
             return
         for chunk in self.layout(index).chunks[:1]:
             self.prefetch(partition, segment, index, chunk)
+
+
+def _note_wait(wanted: _Wanted) -> None:
+    """Note for the running reader that it has awaited a chunk from the store."""
+    waited = WAITED_FOR_STORE.get()
+    if waited is not None:
+        waited.append(wanted.name)
 
 
 def _close(opened: OpenFile | None) -> None:

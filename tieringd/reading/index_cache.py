@@ -124,6 +124,7 @@ class IndexCache:
         self._files = CachedFiles(keeper)
         self._size_bytes_max = size_bytes_max
         self._metrics = metrics
+        self._hits = metrics.hits.labels("index")
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._held_bytes = 0
         self._flights: SingleFlight[str, SegmentIndex] = SingleFlight(
@@ -145,7 +146,7 @@ class IndexCache:
         held = self._held.get(key)
         if held is not None:
             self._held.move_to_end(key)
-            self._metrics.hits.labels("index").inc()
+            self._hits.inc()
             return held.index
         return await self._flights.arrived(self._flights.join(key, partial(self._find, key, segment)))
 
@@ -157,7 +158,7 @@ class IndexCache:
         name = cached_name(key, buckets=self._files.buckets)
         index = await self._from_disk(key, name, segment)
         if index is not None:
-            self._metrics.hits.labels("index").inc()
+            self._hits.inc()
             self._files.touch(name)
         else:
             self._metrics.misses.labels("index").inc()

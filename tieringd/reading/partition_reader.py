@@ -261,10 +261,11 @@ class PartitionReader:
             segment = segments[row]
             index = await self._hydrator.index(manifest.partition, segment)
             layout = self._hydrator.layout(index)
-            next_segment = segments[row + 1] if row + 1 < len(segments) else None
             at = max(offset, segment.base_offset)
             chunk = layout.holding(at)
             while chunk is not None:
+                is_last = layout.after(chunk) is None and row + 1 < len(segments)
+                next_segment = segments[row + 1] if is_last else None
                 found = await self._hydrator.open(
                     manifest.partition, segment, index, chunk, offset=at, next_segment=next_segment
                 )

@@ -3,7 +3,8 @@ A range of an object, handed on in windows as it arrives.
 
 A window is filled, handed on, and filled again. So reading a large range needs little memory, which is still
 in the processor's cache when it is checked and written. Fresh memory for a whole range costs a page fault for
-each 4 KiB, and is out of the cache before it is used.
+each 4 KiB, and is out of the cache before it is used. The first piece is small: a reader may wait for the
+first record.
 
 `read_range` serves stores that return ranges whole as well.
 """
@@ -16,8 +17,10 @@ from typing import Final
 from tieringd.storage.base import ObjectStore, RangeStore, Take
 from tieringd.storage.threads import in_thread
 
-WINDOW_BYTES: Final = 1 << 20
-"""The cheapest of 128 KiB, 256 KiB, 1 MiB and 4 MiB: more calls below it, more memory traffic above."""
+WINDOW_BYTES: Final = 2 << 20
+"""The cheapest of 128 KiB, 256 KiB, 1, 2 and 4 MiB: more calls below it, more memory traffic above."""
+FIRST_PIECE_BYTES: Final = 256 << 10
+"""How much of a range is handed on first."""
 _KEPT: Final = 8
 
 
@@ -33,13 +36,15 @@ class Windows:
             window = self._free.pop()
         except IndexError:
             window = bytearray(WINDOW_BYTES)
+        piece_bytes = FIRST_PIECE_BYTES
         try:
             with memoryview(window) as view:
                 while size_bytes:
-                    with view[:size_bytes] as piece:
+                    with view[: min(piece_bytes, size_bytes)] as piece:
                         fill(piece)
                         take(piece)
                         size_bytes -= len(piece)
+                    piece_bytes = WINDOW_BYTES
         finally:
             if len(self._free) < _KEPT:
                 self._free.append(window)

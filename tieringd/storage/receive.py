@@ -27,7 +27,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.base import Take
@@ -45,6 +45,8 @@ T = TypeVar("T")
 _Fill: TypeAlias = Callable[[memoryview], None]
 """Fills a buffer with the next bytes of a connection, in a thread."""
 
+_WAKE_BYTES: Final = 256 << 10
+"""How many bytes wake a thread that receives."""
 RECEIVE_FROM_BYTES = 1 << 20
 """Smaller bodies arrive in few pieces, and the parser has most of them with the head."""
 
@@ -244,22 +246,52 @@ async def _receive_plain(
             with contextlib.suppress(OSError):  # Already closed, which is as good.
                 connection.shutdown(socket.SHUT_RDWR)
 
-        fill = partial(_fill, connection.fileno(), stall_seconds=stall_seconds)
-        return await finished(executor.submit(work, fill), on_cancel=end)
-
-
-def _fill(fd: int, buffer: memoryview, *, stall_seconds: float) -> None:
-    """Read until *buffer* is full. The socket does not block: its descriptor shares the loop's O_NONBLOCK."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    left = buffer
-    while left:
+        receiver = _Receiver(connection, stall_seconds)
         try:
-            count = os.readv(fd, [left])
-        except BlockingIOError:
-            if not poller.poll(stall_seconds * 1000):
-                raise TimeoutError(f"no data was received for {stall_seconds:g} s") from None
-            continue
-        if not count:
-            raise ConnectionResetError("the connection ended before the end of the response")
-        left = left[count:]
+            return await finished(executor.submit(work, receiver.fill), on_cancel=end)
+        finally:
+            receiver.wake_at(1)
+
+
+class _Receiver:
+    """
+    Fills buffers from a socket, in a thread. The owner calls `wake_at(1)` when the thread is done.
+
+    The socket does not block: its descriptor shares the loop's O_NONBLOCK.
+    """
+
+    def __init__(self, connection: socket.socket, stall_seconds: float) -> None:
+        self._connection = connection
+        self._stall_seconds = stall_seconds
+        self._poller = select.poll()
+        self._poller.register(connection, select.POLLIN)
+        self._wake_at_bytes = 1
+
+    def fill(self, buffer: memoryview) -> None:
+        """
+        Read until *buffer* is full.
+
+        Raises:
+            ConnectionResetError: The connection ended early.
+            TimeoutError: No byte came for the time of a stall.
+        """
+        left, is_silent = buffer, False
+        while left:
+            try:
+                count = self._connection.recv_into(left)
+            except BlockingIOError:
+                if is_silent:
+                    raise TimeoutError(f"no data was received for {self._stall_seconds:g} s") from None
+                self.wake_at(min(len(left), _WAKE_BYTES))
+                # After a silence there may be fewer bytes than wake the thread.
+                is_silent = not self._poller.poll(self._stall_seconds * 1000)
+                continue
+            if not count:
+                raise ConnectionResetError("the connection ended before the end of the response")
+            left, is_silent = left[count:], False
+
+    def wake_at(self, size_bytes: int) -> None:
+        """Let the thread sleep until *size_bytes* have come, or the end: each wake-up has a fixed cost."""
+        if size_bytes != self._wake_at_bytes:
+            self._wake_at_bytes = size_bytes
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)

@@ -12,7 +12,8 @@ Single flight: callers that want the same thing at the same time share one piece
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -30,7 +31,7 @@ class Flight(Generic[K, T]):
     key: K
     task: asyncio.Task[T]
     waiters: int = field(default=0, init=False)
-    """How many callers wait in `SingleFlight.arrived`."""
+    """How many callers wait in `SingleFlight.arrived` or `arrived_or`."""
 
 
 class SingleFlight(Generic[K, T]):
@@ -96,22 +97,39 @@ class SingleFlight(Generic[K, T]):
             StorageUnavailable: The flight was cancelled by `close`.
             Exception: The error that the flight ended with.
         """
-        flight.waiters += 1
-        try:
+        with self._waiting(flight):
             await asyncio.wait({flight.task})
-        finally:
-            flight.waiters -= 1
-            if not flight.task.done() and not flight.waiters and self._is_crowded():
-                self._forget(flight)
-                flight.task.cancel()
         if flight.task.cancelled():
             raise StorageUnavailable(self._when_closed(flight.key))
         return flight.task.result()
+
+    async def arrived_or(self, flight: Flight[K, T], sooner: asyncio.Future[None]) -> None:
+        """Wait until a flight has ended, or until *sooner* is done. *sooner* is cancelled at the end."""
+        with self._waiting(flight):
+            try:
+                waited: set[asyncio.Future[Any]] = {flight.task, sooner}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sooner.cancel()
 
     async def close(self) -> None:
         """Cancel all flights, and wait until they have ended. No flight can begin afterwards."""
         self._is_closed = True
         await cancelled(tuple(self._tasks))
+
+    @contextmanager
+    def _waiting(self, flight: Flight[K, T]) -> Iterator[None]:
+        """Count a caller that waits for *flight*."""
+        flight.waiters += 1
+        is_left = True
+        try:
+            yield
+            is_left = False
+        finally:
+            flight.waiters -= 1
+            if is_left and not flight.task.done() and not flight.waiters and self._is_crowded():
+                self._forget(flight)
+                flight.task.cancel()
 
     def _is_crowded(self) -> bool:
         return self._unwaited_above is not None and len(self._flights) > self._unwaited_above

@@ -132,3 +132,14 @@ def test_batch_with_an_impossible_length_is_not_waited_for():
     damaged = DATA[:8] + (200 << 20).to_bytes(4, "big") + DATA[12:]
     with pytest.raises(CorruptDataError, match="cut short"):
         check_batches_in(reads(damaged), len(damaged), BOUNDS)
+
+
+@given(st.lists(st.integers(1, len(DATA) - 1), max_size=12).map(sorted))
+def test_what_has_passed_is_whole_batches(ends):
+    """After each piece: up to the end of the last batch that was taken whole, and the offset after that."""
+    check = BatchCheck(BOUNDS)
+    assert check.passed == (0, 100)
+    for begin, end in pairwise([0, *ends, len(DATA)]):
+        check.take(memoryview(DATA)[begin:end])
+        whole = end // BATCH_BYTES
+        assert check.passed == (whole * BATCH_BYTES, 100 + 3 * whole)

@@ -113,6 +113,46 @@ async def test_client_that_goes_says_nothing_of_the_file(tmp_path):
     assert told == ["lost", "released"]
 
 
+class CountingWire(Wire):
+    """Keeps what each call to send from a file has sent."""
+
+    def __init__(self, *arguments, **callbacks):
+        super().__init__(*arguments, **callbacks)
+        self.sent = []
+
+    def _send_file(self, piece):
+        self.sent.append(super()._send_file(piece))
+        return self.sent[-1]
+
+
+async def test_full_socket_is_not_asked_again(tmp_path):
+    """It is left alone until it has room: each call costs, and another thread may take the interpreter."""
+    path = tmp_path / "chunk"
+    path.write_bytes(bytes(PROMISED))
+    drained = asyncio.Event()
+    ours, theirs = socket.socketpair()
+    for one in (ours, theirs):
+        one.setblocking(False)
+    wire = CountingWire(
+        ours,
+        asyncio.get_running_loop(),
+        MemoryBudget(PROMISED),
+        on_readable=lambda: None,
+        on_drained=drained.set,
+        on_lost=lambda: None,
+        on_unreadable=lambda _: None,
+    )
+    with path.open("rb") as file, theirs:
+        wire.send_pieces([FileRegion(file.fileno(), 0, PROMISED)], lambda: None)
+        assert 0 < sum(wire.sent) < PROMISED
+        received = 0
+        while received < PROMISED:
+            received += len(await asyncio.get_running_loop().sock_recv(theirs, PROMISED))
+        await drained.wait()
+        wire.close()
+    assert 0 not in wire.sent
+
+
 async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
     """The archive endpoint has no broker, and the same files."""
     told = []

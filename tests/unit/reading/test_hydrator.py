@@ -358,6 +358,23 @@ async def test_sequential_reader_finds_the_next_chunk_there(host, store, stored)
 
 
 @virtually
+async def test_reader_in_the_second_half_of_a_chunk_finds_the_next_one_there(host, store, stored):
+    """It came from the first half. One that begins in the second half may want nothing else."""
+
+    async def read_from(offset):
+        chunk = hydrator.layout(stored.index).holding(offset)
+        async with hydrator.chunk(PARTITION, stored.segment, stored.index, chunk, offset=offset):
+            pass
+        await asyncio.sleep(1)
+        return store.downloads()
+
+    async with running(host) as hydrator:
+        assert [await read_from(offset) for offset in (0, 3, 6)] == [1, 1, 2]
+        assert host.path_of(stored, 1).exists()
+        assert await read_from(24) == 3
+
+
+@virtually
 async def test_prefetch_under_way_is_not_begun_again(host, store, stored):
     """A reader comes back for the rest of its chunk many times before the next one is there."""
     async with running(host):

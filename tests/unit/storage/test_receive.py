@@ -14,7 +14,7 @@ import uvloop
 from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import LocalFileError
-from tieringd.storage.ranges import WINDOW_BYTES, Windows
+from tieringd.storage.ranges import FIRST_PIECE_BYTES, WINDOW_BYTES, Windows
 from tieringd.storage.receive import RECEIVE_FROM_BYTES, receive, receive_in_windows
 from tieringd.storage.tls_transport import TlsConnector
 
@@ -260,6 +260,26 @@ async def test_windows_give_the_bytes_and_keep_the_connection(new_loop, size, bo
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
+async def test_small_answer_after_a_large_one_is_read_at_once(new_loop, both_ends, executor):
+    """A thread that receives sleeps until much has come. The loop needs the connection as it was."""
+    server_tls, client_tls = both_ends
+    connections, windows = [], Windows()
+
+    async def answer(exchange: Exchange) -> None:
+        connections.append(exchange.connection)
+        await exchange.answer("200 OK", content(int(exchange.path.strip("/"))))
+
+    async def scenario() -> None:
+        async with serving(answer, tls=server_tls) as url, new_session() as session, asyncio.timeout(20):
+            for size in (LARGE, 5):
+                found, _ = await get_in_windows(session, f"{url}/{size}", executor, client_tls, windows)
+                assert found == content(size)
+
+    await run_on(new_loop, scenario())
+    assert connections == [1, 1]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
 async def test_windows_end_with_what_stops_them(new_loop, both_ends, executor):
     """Silence, a refusal and a cancellation end the read, and the next request gets another connection."""
     server_tls, client_tls = both_ends
@@ -299,20 +319,22 @@ async def test_windows_end_with_what_stops_them(new_loop, both_ends, executor):
 
 
 def test_window_is_used_again():
-    """Reads one after the other share one window, also after an error."""
-    windows, seen = Windows(), []
+    """Reads one after the other share one window, also after an error. A range begins with a small piece."""
+    windows, seen, sizes = Windows(), [], []
 
     def fill(piece: memoryview) -> None:
         piece[:1] = b"x"
 
     def take(piece: memoryview) -> None:
         seen.append(id(piece.obj))
+        sizes.append(len(piece))
 
     def fail(piece: memoryview) -> None:
         raise LocalFileError("the disk is full", path="")
 
-    windows.pour(3 * WINDOW_BYTES + 1, fill, take)
+    windows.pour(FIRST_PIECE_BYTES + WINDOW_BYTES + 1, fill, take)
+    assert sizes == [FIRST_PIECE_BYTES, WINDOW_BYTES, 1]
     with pytest.raises(LocalFileError):
         windows.pour(1, fill, fail)
     windows.pour(1, fill, take)
-    assert (len(seen), len(set(seen))) == (5, 1)
+    assert (len(seen), len(set(seen))) == (4, 1)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
@@ -96,6 +96,14 @@ class AskedFetch:
     read_committed: bool
     partitions: dict[tuple[str | UUID, int], AskedPartition]
     """The partitions asked for, by topic (its id from version 13 on) and partition number."""
+
+    def at(self, offsets: Mapping[tuple[str | UUID, int], int]) -> AskedFetch:
+        """Return the same Fetch at the fetch offsets in *offsets*, as `with_offsets` does with its bytes."""
+        partitions = {
+            key: AskedPartition(offsets.get(key, one.fetch_offset), one.max_bytes, one.current_leader_epoch)
+            for key, one in self.partitions.items()
+        }
+        return replace(self, partitions=partitions)
 
 
 def _limits_at(body: int, version: int) -> int:

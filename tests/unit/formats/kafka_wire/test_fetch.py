@@ -139,6 +139,7 @@ def test_offsets_are_changed_and_nothing_else(drawn, data):
     named = data.draw(st.sets(st.sampled_from(sorted(asked.partitions, key=str)))) if asked.partitions else ()
     offsets = {key: data.draw(st.integers(0, 2**63 - 1)) for key in named}
     changed = with_offsets(memoryview(frame), head, offsets)
+    assert asked_of(memoryview(frame), head).at(offsets) == asked_of(memoryview(changed), head)
     assert bytes(frame) == before
     there = asked_of(memoryview(changed), head).partitions
     assert {key: one.fetch_offset for key, one in there.items()} == {
