@@ -327,11 +327,13 @@ class Reconciler:
         clock = asyncio.get_running_loop().time
         started = clock()
         snapshot = await self._observer.scan()
-        matched = self._matched
+        matched, before = self._matched, self._snapshot
         # Nearly all of ten thousand partitions are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not snapshot.wanted or matched.unclear != snapshot.unclear:
             matched = self._match(snapshot, tasks)
-        self._forget_topics(snapshot)
+            self._forget_topics(snapshot)
+        elif before is None or before.local is not snapshot.local or before.unnamed is not snapshot.unnamed:
+            self._forget_topics(snapshot)
         fresh_until = self._fresh_until(scan_seconds=clock() - started)
         for archiver in matched.archivers:
             archiver.confirm_leadership(until=fresh_until)

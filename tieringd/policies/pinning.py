@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest_parts import Gap
@@ -51,6 +52,9 @@ class PinnedLog:
     """The inode of the log's last segment then. A hard link of tieringd keeps the inode from being reused."""
 
 
+NO_PINS: Final = PinnedLog()
+
+
 @dataclass(frozen=True, slots=True)
 class PinPlan:
     """Pins to make and to release for one partition, each oldest first."""
@@ -73,8 +77,7 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
     Returns the log as well, with an epoch history that reaches as far back as its pins do: the broker
     forgets the epochs of what it deletes.
     """
-    first_offset = log.first_offset
-    if first_offset is None or not found.pins:
+    if not found.pins or (first_offset := log.first_offset) is None:
         return log, found.pins
     same_to = max(_same_by_files(log, found), _same_by_epochs(log, found.epochs))
     pins = tuple(
