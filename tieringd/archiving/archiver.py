@@ -32,7 +32,7 @@ from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.share_groups import ShareGroups
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
 from tieringd.archiving.upload_queue import Urgency
-from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
+from tieringd.archiving.uploader import LeadershipConfirmation, Quarantine, Uploader, UploadOutcome
 from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
@@ -209,9 +209,9 @@ class Archiver(LeadershipLogger):
         """Return the manifest that was last known for certain, also while the store does not answer."""
         return self._claim.last_manifest
 
-    def confirm_leadership(self, *, until: float) -> None:
-        """Note that the cluster names this broker the leader; *until* (loop time) ends the confirmation."""
-        self._uploader.confirm_leadership(until=until)
+    def confirm_leadership(self, confirmation: LeadershipConfirmation) -> None:
+        """Note that the cluster names this broker the leader, as long as *confirmation* says so."""
+        self._uploader.confirm_leadership(confirmation)
 
     def set_limits(self, limits: UploadLimits) -> None:
         """Use *limits* from the next step on."""

@@ -38,7 +38,6 @@ from tieringd.errors import (
     LocalFileError,
     StorageError,
     StorageUnavailable,
-    TieringError,
 )
 from tieringd.formats.object_keys import TopicKey, topic_key
 from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
@@ -327,23 +326,31 @@ class Observer:
         bounds = await self._broker.log_bounds(led, leader_epochs=listed.leader_epochs)
         paused = {key for key in keys if self._registry.is_paused(key)}
         closed = {key for key in keys if self._registry.is_closed(key)}
-        left_alone, counts = frozenset(paused | closed), self._counts_on_record(keys)
         problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
         managed = _managed(tiered, closed=closed, unclear=unclear)
-        circumstances = _Circumstances(tiered, self._registry.is_known, left_alone, counts)
+        circumstances = _Circumstances(
+            tiered, self._registry.is_known, frozenset(paused | closed), self._counts_on_record(keys)
+        )
         settled = self._observed if circumstances == self._circumstances else {}
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
         followed: list[FollowedPartition] = []
         held_back: list[FollowedPartition] = []
         for local_log, pins in files:
             name = local_log.partition.topic_partition
-            unchanged = settled.get(name)
-            if unchanged is not None and _shows_unchanged(unchanged[1], local_log, bounds[name], pins):
-                observed[name] = unchanged
-                continue
+            if (unchanged := settled.get(name)) is not None:
+                seen, found = unchanged[1], bounds[name]
+                # Identity is asked first: a dataclass compares itself field by field even with itself.
+                if (
+                    seen.log is local_log
+                    and (seen.bounds is found or seen.bounds == found)
+                    and seen.pins == pins
+                ):
+                    observed[name] = unchanged
+                    continue
             replica, topic = view.replicas[name], topics[name.topic]
             if not replica.is_leader or (
-                left_alone and topic_key(identify(cluster, local_log.partition)) in left_alone
+                circumstances.left_alone
+                and topic_key(identify(cluster, local_log.partition)) in circumstances.left_alone
             ):
                 followed.append(FollowedPartition(identify(cluster, local_log.partition), local_log, pins))
                 continue
@@ -353,8 +360,8 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
-                is_counted = name.partition < counts[name.topic, local_log.partition.topic_id]
-                topic = topic if is_counted else _untrimmed(topic)
+                counted = circumstances.counts[name.topic, local_log.partition.topic_id]
+                topic = topic if name.partition < counted else _untrimmed(topic)
                 earlier = self._observed_under(name, cluster, replica)
                 if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
                     earlier = (
@@ -499,13 +506,13 @@ class Observer:
         """Scan each partition's directory; an unreadable one becomes a problem and does not end the scan."""
         files: list[tuple[LocalLog, tuple[Pin, ...]]] = []
         unclear: set[TopicPartition] = set()
+        pins_of, read_log, translations = self._pinner.pins_of, self._layout.read_log, self._translations
         for partition in partitions:
             try:
                 # Pins are read first: a file that the broker deletes in between is then at least among the
                 # pins.
-                pinned = self._pinner.pins_of(partition)
-                known = self._translations.get(partition.path, ())
-                files.append(judged(self._layout.read_log(partition, known), pinned))
+                pinned = pins_of(partition)
+                files.append(judged(read_log(partition, translations.get(partition.path, ())), pinned))
             except (LocalFileError, CorruptDataError) as error:
                 problems[partition.path] = str(error)
                 unclear.add(partition.topic_partition)
@@ -519,6 +526,8 @@ class Observer:
         problems: dict[str, str],
     ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
         """Read logs again whose offsets only the archive can translate: a Redpanda log without its head."""
+        if not (unclear or self._translations):
+            return []
         on_disk = {one.path for one in partitions}
         self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         again: list[LocalPartition] = []
@@ -597,13 +606,6 @@ def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
             f"seen leading it under epoch {leader_epoch}: this scan is discarded"
         )
     return ""
-
-
-def _shows_unchanged(
-    seen: Observation, local_log: LocalLog, bounds: LogBounds | TieringError, pins: tuple[Pin, ...]
-) -> bool:
-    """Say whether *seen* is still right for these parts; unchanged ones are mostly the same objects."""
-    return seen.log is local_log and (seen.bounds is bounds or seen.bounds == bounds) and seen.pins == pins
 
 
 def _shows(

@@ -36,6 +36,7 @@ from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.partition_status import OperatorWaitGauge, PartitionFault, PartitionStatus, PassResult
 from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS, PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
+from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
 from tieringd.formats.object_keys import TopicKey
@@ -86,8 +87,8 @@ class _Matched:
     wanted: Mapping[Leadership, Observation]
     """The mapping of the `BrokerSnapshot`: the same object again where nothing has changed."""
     unclear: frozenset[TopicPartition]
-    archivers: tuple[Archiver, ...]
-    """The archivers of the partitions in *wanted*."""
+    confirmation: LeadershipConfirmation
+    """What the archivers of the partitions in *wanted* share: a round prolongs it for all of them at once."""
 
 
 class Reconciler:
@@ -334,9 +335,7 @@ class Reconciler:
             self._forget_topics(snapshot)
         elif before is None or before.local is not snapshot.local or before.unnamed is not snapshot.unnamed:
             self._forget_topics(snapshot)
-        fresh_until = self._fresh_until(scan_seconds=clock() - started)
-        for archiver in matched.archivers:
-            archiver.confirm_leadership(until=fresh_until)
+        matched.confirmation.until = self._fresh_until(scan_seconds=clock() - started)
         for leadership in self._resting.due(self._archive_ms()):
             running = self._running[leadership]
             if running.newest is not None and leadership in snapshot.wanted:
@@ -366,14 +365,15 @@ class Reconciler:
             fresh.archiver.on_offer = fresh.arrived.set
             fresh.task = tasks.create_task(self._archive(leadership, fresh))
             fresh.task.add_done_callback(fresh.end)
-        archivers: list[Archiver] = []
+        # The archivers of other partitions keep the one of an earlier match, which ends.
+        confirmation = LeadershipConfirmation(until=-math.inf)
         for leadership, observation in snapshot.wanted.items():
             if (known := self._running.get(leadership)) is not None:
-                archivers.append(known.archiver)
+                known.archiver.confirm_leadership(confirmation)
                 if not observation.shows_same(known.newest):
                     self._hand_over(leadership, known, observation)
         self._fenced = {one: why for one, why in self._fenced.items() if one in snapshot.wanted}
-        self._matched = _Matched(snapshot.wanted, snapshot.unclear, tuple(archivers))
+        self._matched = _Matched(snapshot.wanted, snapshot.unclear, confirmation)
         return self._matched
 
     def _fresh_until(self, *, scan_seconds: float) -> float:

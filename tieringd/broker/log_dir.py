@@ -182,7 +182,8 @@ def scan_log_dirs(
             if before is None or before.topic_id != topic_id:
                 before = LocalPartition(topic_partition, topic_id, path, log_dir)
             found.append(before)
-    partitions = _in_one_place(found, problems)
+    # In one directory no name comes twice.
+    partitions = tuple(found) if len(paths) == 1 else _in_one_place(found, problems)
     cluster_id, node_id = _agreed(paths, identities, problems)
     return LogDirScan(
         partitions=partitions,
@@ -431,9 +432,9 @@ class LogDirRescan:
             self._partitions = after
             self._by_path = {partition.path: partition for partition in after}
             self._topic_ids.keep_only(self._by_path)
+            for path in self._listed.keys() - self._by_path.keys():
+                del self._listed[path]
         self._read_since_scan = set()
-        for path in self._listed.keys() - self._by_path.keys():
-            del self._listed[path]
         return scan
 
     def read(self, partition: LocalPartition) -> LocalLog:
@@ -458,7 +459,10 @@ class LogDirRescan:
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)
         found = self._by_path.get(path)
-        if found is not None and self._topic_ids.read(path) != found.topic_id:
+        if found is None:
+            # The broker is moving it. Only of what the scan found is it known which topic it is of.
+            return log
+        if self._topic_ids.read(path) != found.topic_id:
             raise LocalFileError(f"{path} is of another topic than when the scan began", path=path)
         if directory is not None and is_settled(directory[1], now_ns=now_ns):
             self._listed[path] = _Listed(log, *directory)
@@ -472,37 +476,43 @@ def _again(listed: _Listed, partition: LocalPartition) -> LocalLog | None:
 
     This runs ten thousand times per round, and nearly always nothing has changed, so it makes nothing then.
     """
-    log, path = listed.log, partition.path
-    changed: dict[int, LocalSegment] = {}
+    log = listed.log
+    changed: list[tuple[int, os.stat_result]] | None = None
     try:
-        for number, segment in enumerate(log.segments):
+        for segment in log.segments:
             status = os.stat(segment.path)  # noqa: PTH116 - paths are text throughout this layer
             if (
                 status.st_mtime_ns != segment.modified_ns
                 or status.st_size != segment.size_bytes
                 or status.st_ino != segment.inode
             ):
-                if not stat.S_ISREG(status.st_mode):
-                    return None
-                changed[number] = replace(
-                    segment,
-                    inode=status.st_ino,
-                    size_bytes=status.st_size,
-                    modified_ns=status.st_mtime_ns,
-                )
+                changed = changed or []
+                changed.append((segment.base_offset, status))
         # Read last: a name that came, went or moved during the reads above shows here.
-        status = os.stat(path)  # noqa: PTH116 - likewise
+        status = os.stat(partition.path)  # noqa: PTH116 - likewise
     except OSError:
         # A file or the directory is gone. Listing the directory raises the error, if there still is one.
         return None
     if status.st_mtime_ns != listed.modified_ns or status.st_ino != listed.inode:
         return None
-    if changed:
-        segments = (changed.get(number, segment) for number, segment in enumerate(log.segments))
-        return LocalLog(partition, tuple(segments), log.epochs)
+    if changed is not None:
+        return _with_statuses(log, partition, dict(changed))
     if log.partition is partition or log.partition == partition:
         return log
     return LocalLog(partition, log.segments, log.epochs)
+
+
+def _with_statuses(
+    log: LocalLog, partition: LocalPartition, statuses: Mapping[int, os.stat_result]
+) -> LocalLog:
+    """Return *log* with other statuses of its files, by base offset."""
+    segments = (
+        replace(segment, inode=status.st_ino, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+        if (status := statuses.get(segment.base_offset)) is not None
+        else segment
+        for segment in log.segments
+    )
+    return LocalLog(partition, tuple(segments), log.epochs)
 
 
 def _directory(path: str) -> tuple[int, int] | None:
