@@ -40,6 +40,8 @@ class _Held:
 class Quarantine(PartitionLogger):
     """Hold one partition back at its first corrupt segment. Owned by the partition's archiver."""
 
+    __slots__ = ("_held", "_metrics", "_partition", "_topic")
+
     def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
         self._held: _Held | None = None
         self._topic = partition.topic
@@ -109,6 +111,8 @@ _UNLIMITED: Final = LeadershipConfirmation()
 
 class Uploader:
     """Upload one partition's segments as long as this broker is known to lead it."""
+
+    __slots__ = ("_confirmation", "_leadership", "_remote_log")
 
     def __init__(self, leadership: Leadership, remote_log: RemoteLog) -> None:
         self._leadership = leadership

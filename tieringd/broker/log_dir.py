@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from operator import is_, itemgetter
 from types import MappingProxyType
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -104,6 +104,10 @@ class SmallFiles(Generic[_T]):
         if identity is not None and is_settled(identity[2], now_ns=now_ns):
             self._known[directory] = (f"{directory}/{self._name}", *identity, value)
         return value
+
+    def forget(self, directory: str) -> None:
+        """Drop the value of *directory*: the next read opens the file."""
+        self._known.pop(directory, None)
 
     def keep_only(self, directories: Collection[str]) -> None:
         """Drop the values of all other directories."""
@@ -231,7 +235,13 @@ def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> 
     """
     file_path = f"{partition_path}/{EPOCH_CHECKPOINT}"
     data = _small_file(file_path, directory)
-    return () if data is None else _parsed(file_path, data, parse_epoch_checkpoint)
+    return () if data is None else _parsed(file_path, data, _epoch_history)
+
+
+@lru_cache(maxsize=1024)
+def _epoch_history(data: bytes) -> tuple[EpochStart, ...]:
+    """Parse a checkpoint. Of ten thousand partitions many have the same history, and share one object."""
+    return parse_epoch_checkpoint(data)
 
 
 def read_topic_id(path: str) -> str:
@@ -467,6 +477,8 @@ class LogDirRescan:
         if directory is not None and is_settled(directory[1], now_ns=now_ns):
             self._listed[path] = _Listed(log, *directory)
             self._read_since_scan.add(path)
+            # While the listing holds, nothing asks for the id; what changes the listing may have changed it.
+            self._topic_ids.forget(path)
         return log
 
 
