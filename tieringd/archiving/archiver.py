@@ -190,9 +190,8 @@ class Archiver(LeadershipLogger):
         self._upload_times = UploadTimes(
             leadership.partition, claim=self._claim, remote_log=remote_log, clock=clock
         )
-        self._hint = HintPublisher(
-            leadership.partition, claim=self._claim, ages_ms=self._upload_times.ages_ms
-        )
+        ages_ms = self._upload_times.ages_ms
+        self._hint = HintPublisher(leadership.partition, claim=self._claim, ages_ms=ages_ms)
         self._user_deletions = UserDeletions(leadership.partition)
         self._retention = ArchiveRetention(
             leadership.partition,
@@ -216,7 +215,7 @@ class Archiver(LeadershipLogger):
             metrics=metrics,
             share_groups=share_groups,
             steady_ms=clock.steady_ms,
-            ages_ms=self._upload_times.ages_ms,
+            ages_ms=ages_ms,
             is_current=self._claim.is_current,
             record=self._claim.record_trim,
         )

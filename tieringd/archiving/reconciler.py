@@ -363,7 +363,8 @@ class Reconciler:
             self._upkeep.note_begun(leadership.partition)
             self._running[leadership] = fresh
             fresh.archiver.on_offer = fresh.arrived.set
-            fresh.task = tasks.create_task(self._archive(leadership, fresh))
+            # Without a name each task keeps a text of its own.
+            fresh.task = tasks.create_task(self._archive(leadership, fresh), name="archiver")
             fresh.task.add_done_callback(fresh.end)
         # The archivers of other partitions keep the one of an earlier match, which ends.
         confirmation = LeadershipConfirmation(until=-math.inf)
