@@ -235,13 +235,13 @@ def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> 
     """
     file_path = f"{partition_path}/{EPOCH_CHECKPOINT}"
     data = _small_file(file_path, directory)
-    return () if data is None else _parsed(file_path, data, _epoch_history)
+    return () if data is None else _shared(_parsed(file_path, data, parse_epoch_checkpoint))
 
 
 @lru_cache(maxsize=1024)
-def _epoch_history(data: bytes) -> tuple[EpochStart, ...]:
-    """Parse a checkpoint. Of ten thousand partitions many have the same history, and share one object."""
-    return parse_epoch_checkpoint(data)
+def _shared(history: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
+    """Return the first such history: of ten thousand partitions many have the same, and share one object."""
+    return history
 
 
 def read_topic_id(path: str) -> str:

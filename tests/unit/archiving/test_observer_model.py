@@ -262,7 +262,7 @@ def shown(snapshot) -> dict[str, object]:
 @example(rounds=[[("count", 1)], [("rescan", 0)], [("roll", 0), ("rescan", 0)], [("append", 0)]])
 @settings(max_examples=examples(60), deadline=None)
 def test_observer_that_remembers_returns_what_a_new_one_returns(has_broker, rounds):
-    """After any changes, a scan that keeps what is unchanged says the same as one that knows nothing."""
+    """A scan that keeps what is unchanged says the same, after any changes, as one that knows nothing."""
 
     async def run(root: Path) -> None:
         world = World(root, has_broker=has_broker)

@@ -387,7 +387,7 @@ async def test_scan_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, 
 
 @virtually
 async def test_rounds_prolong_only_the_leadership_that_they_have_seen(daemon, store):
-    """While a partition's bounds cannot be read, its uploads end, and those of the others go on."""
+    """The uploads of a partition whose bounds cannot be read end, and those of the others go on."""
     store.latency_seconds = 3
     unseen, seen = daemon.writers[:2]
     for writer in (unseen, seen):
