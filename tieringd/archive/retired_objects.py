@@ -45,6 +45,8 @@ class GoneSince:
     process that begins anew starts from when the manifest that it reads was stored.
     """
 
+    __slots__ = ("_noted", "_since_ms")
+
     def __init__(self) -> None:
         self._noted: tuple[tuple[Retired, ...], Spillover | None] = (), None
         self._since_ms: dict[tuple[int, int], int] = {}

@@ -78,6 +78,8 @@ OBSERVATIONS_TO_RELEASE = 2
 class UploadTimes(PartitionLogger):
     """Keep one partition's upload times true. Owned by its archiver, and used within its step."""
 
+    __slots__ = ("_awaits_proof", "_claim", "_clock", "_partition", "_proven", "_remote_log")
+
     def __init__(
         self, partition: TopicIdPartition, *, claim: Claim, remote_log: RemoteLog, clock: ArchiveClock
     ) -> None:
@@ -209,6 +211,23 @@ class ArchiveRetention(PartitionLogger):
     Owned by the partition's archiver and used within its step, after the archive was found to be on the
     leader's lineage.
     """
+
+    __slots__ = (
+        "_awaits_scan",
+        "_claim",
+        "_clock",
+        "_first",
+        "_gone_since",
+        "_last",
+        "_log_observations",
+        "_log_scan_number",
+        "_metrics",
+        "_partition",
+        "_remote_log",
+        "_spillovers",
+        "_upload_times",
+        "_user_deletions",
+    )
 
     def __init__(
         self,

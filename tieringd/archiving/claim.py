@@ -50,6 +50,18 @@ class Claim(LeadershipLogger):
     next use reads the manifest again.
     """
 
+    __slots__ = (
+        "_announced",
+        "_edits_checked_at_ms",
+        "_has_held",
+        "_known",
+        "_leadership",
+        "_manifests",
+        "_metrics",
+        "_rival_commit",
+        "_stored",
+    )
+
     def __init__(
         self,
         leadership: Leadership,
@@ -316,6 +328,8 @@ class ChangeQueue:
     A commit may be cancelled at any await. Its change then counts as one of unknown outcome, and closing
     the queue cancels the future that the offering job waits for.
     """
+
+    __slots__ = ("_claim", "_is_closed", "_offers")
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim

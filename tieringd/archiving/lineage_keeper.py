@@ -58,6 +58,8 @@ _LOOK_BACK_MS = 24 * 3_600_000
 class Spiller(PartitionLogger):
     """Spill the oldest part of one partition's manifest. Owned by its archiver, used within its step."""
 
+    __slots__ = ("_claim", "_partition", "_reported", "_spillovers")
+
     def __init__(self, partition: TopicIdPartition, *, claim: Claim, spillovers: SpilloverManifests) -> None:
         self._claim = claim
         self._spillovers = spillovers
@@ -167,6 +169,20 @@ def _local_offset(seen: Observation) -> int | None:
 
 class LineageKeeper(LeadershipLogger):
     """Keep the archive of one partition on its leader's lineage. One task at a time uses it."""
+
+    __slots__ = (
+        "_claim",
+        "_desk",
+        "_good_part",
+        "_has_looked_back",
+        "_layout",
+        "_leadership",
+        "_manifests",
+        "_metrics",
+        "_now_ms",
+        "_remote_log",
+        "_spillovers",
+    )
 
     def __init__(
         self,

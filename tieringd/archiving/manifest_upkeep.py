@@ -13,22 +13,21 @@ manifest can only make this daemon more careful. The daemon never trims, deletes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from itertools import chain
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import structlog
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archiving.observer import BrokerSnapshot
+from tieringd.archiving.observer import BrokerSnapshot, Observation
 from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.partition import TopicIdPartition
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.topics.each_topic import TopicFaults, each_topic
 from tieringd.topics.retention_manager import RetentionManager
 from tieringd.topics.topic_defaults import TopicDefaultsRecorder
-from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry, partition_counts
 
 log = structlog.get_logger(__name__)
 
@@ -131,6 +130,8 @@ class ManifestUpkeep:
         self._refresh_due = 0.0
         self._begun: set[TopicIdPartition] = set()
         """Partitions whose archivers have begun, and that no topic manifest counts yet."""
+        self._counted: tuple[Mapping[Leadership, Observation], dict[TopicKey, int]] = ({}, {})
+        """The observations of the last step, and how many partitions of each topic they are of."""
         self._faults: dict[str, str] = {}
         self._store_faults: dict[str, str] = {}
         """The subset of `_faults` that the object store caused."""
@@ -165,14 +166,20 @@ class ManifestUpkeep:
             return
         try:
             async with asyncio.timeout(LAST_STEP_SECONDS):
-                await self._try("topic manifests cannot be kept", self._ensure(()))
+                await self._try("topic manifests cannot be kept", self._ensure({}))
         except TimeoutError:
             log.warning("topic manifests cannot be stored before the end", partitions=len(self._begun))
 
-    async def _ensure(self, partitions: Collection[TopicIdPartition]) -> bool:
-        """Ensure that topic manifests count *partitions*, and those that have begun; see `TopicRegistry`."""
+    async def _ensure(self, wanted: Mapping[Leadership, Observation]) -> bool:
+        """Ensure that topic manifests count *wanted*, and what has begun; see `TopicRegistry`."""
+        if self._counted[0] is not wanted:
+            self._counted = (wanted, partition_counts(one.partition for one in wanted))
+        counts = self._counted[1]
         try:
-            return await self._registry.ensure(chain(partitions, self._begun))
+            if self._begun:
+                begun = partition_counts(self._begun)
+                counts = counts | {key: max(counts.get(key, 0), count) for key, count in begun.items()}
+            return await self._registry.ensure(counts)
         finally:
             self._begun = {one for one in self._begun if not self._registry.counts(one)}
 
@@ -196,7 +203,7 @@ class ManifestUpkeep:
         async def ensure() -> None:
             nonlocal is_changed
             try:
-                is_changed |= await self._ensure([one.partition for one in snapshot.wanted])
+                is_changed |= await self._ensure(snapshot.wanted)
             except TopicFaults as error:
                 is_changed |= error.done > 0
                 raise

@@ -27,6 +27,8 @@ from tieringd.policies.upload_plan import MissingRange, UploadPlan
 class GapRecorder(PartitionLogger):
     """Record the gaps of one partition. Owned by its archiver, used within its step."""
 
+    __slots__ = ("_claim", "_missed", "_now_ms", "_partition")
+
     def __init__(self, partition: TopicIdPartition, *, claim: Claim, now_ms: Callable[[], int]) -> None:
         self._claim = claim
         self._now_ms = now_ms
@@ -81,6 +83,8 @@ class HoleWatch:
 
     A scan may also miss the log's first files: what they hold counts as a hole as well.
     """
+
+    __slots__ = ("_first_scans", "_scan_number")
 
     def __init__(self) -> None:
         self._first_scans: dict[Hole, int] = {}

@@ -27,14 +27,20 @@ from operator import is_
 import structlog
 
 from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archiving.listed_partitions import ListedPartitions, TieredPartitions, identify
 from tieringd.archiving.pinner import Pinner
 from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.config import Config, TopicConfig
-from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
+from tieringd.errors import (
+    CorruptDataError,
+    LocalFileError,
+    StorageError,
+    StorageUnavailable,
+)
 from tieringd.formats.object_keys import TopicKey, topic_key
-from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import OffsetTranslation
@@ -168,12 +174,29 @@ class BrokerSnapshot:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Circumstances:
+    """All that an observation depends on besides the partition's files, pins and bounds."""
+
+    tiered: TieredPartitions
+    is_known: bool
+    """Whether the bucket's topic manifests were read."""
+    left_alone: frozenset[TopicKey]
+    """Topics that are paused, or closed for archiving."""
+    counts: Mapping[tuple[str, str], int]
+    """The number of partitions on record of each topic, by name and id."""
+
+
 class Observer:
     """
     Scan the log directories and ask the broker.
 
     The observer remembers which problems it has logged, and the last observation of each partition. It
     returns an unchanged observation as the same object, so that an archiver sees that nothing is new.
+
+    Nearly all of ten thousand partitions are unchanged in any one scan. What follows from their names and
+    roles is kept (`listed_partitions`). A partition whose log, pins and bounds are the same, under the same
+    circumstances, keeps its observation without another look at the rest.
     """
 
     def __init__(
@@ -202,6 +225,12 @@ class Observer:
         # A scan remembers files for the next one, so only one runs at a time.
         self._scan_lock = asyncio.Lock()
         self._topics: dict[str, TopicConfig] = {}
+        self._resolved: dict[str, tuple[Mapping[str, str], TopicManifest | None, TopicConfig]] = {}
+        """Each topic's configuration, with the broker's settings and the record that it follows from."""
+        self._listed: ListedPartitions | None = None
+        self._tiered: TieredPartitions | None = None
+        self._circumstances: _Circumstances | None = None
+        """Those of the observations in `_observed`."""
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
         self._described_topics: frozenset[str] = frozenset()
@@ -212,6 +241,7 @@ class Observer:
     def set_config(self, config: Config) -> None:
         """Use *config* from the next scan on; the log directories stay as they were."""
         self._config = config
+        self._resolved = {}
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -286,47 +316,43 @@ class Observer:
         scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
         cluster = await self._broker.cluster_id()
-        view = await self._broker.replicas(scan.partitions)
-        ours = [
-            _with_topic_id(one, view.topic_ids.get(one.topic_partition.topic, one.topic_id))
-            for one in scan.partitions
-            if one.topic_partition in view.replicas
-        ]
-        topics = await self._topic_configs(cluster, ours)
-        archived = [one for one in ours if topics[one.topic_partition.topic].remote_write]
-        files, unclear = await asyncio.to_thread(self._read_files, archived, problems)
-        files += await self._translated(cluster, archived, unclear, problems)
+        listed = self._listed_by(cluster, scan, await self._broker.replicas(scan.partitions))
+        tiered = self._tiered_by(listed, await self._topic_configs(cluster, listed.topic_ids))
+        view, topics, keys = listed.view, tiered.topics, tiered.keys
+        files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
+        files += await self._translated(cluster, tiered.archived, unclear, problems)
         asked_at = asyncio.get_running_loop().time()
-        bounds = await self._broker.log_bounds(
-            led := [one for one, _ in files if view.replicas[one.partition.topic_partition].is_leader],
-            leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
+        led = [one for one, _ in files if one.partition.topic_partition not in tiered.followed]
+        bounds = await self._broker.log_bounds(led, leader_epochs=listed.leader_epochs)
+        paused = {key for key in keys if self._registry.is_paused(key)}
+        closed = {key for key in keys if self._registry.is_closed(key)}
+        problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
+        managed = _managed(tiered, closed=closed, unclear=unclear)
+        circumstances = _Circumstances(
+            tiered, self._registry.is_known, frozenset(paused | closed), self._counts_on_record(keys)
         )
+        settled = self._observed if circumstances == self._circumstances else {}
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
         followed: list[FollowedPartition] = []
         held_back: list[FollowedPartition] = []
-        managed: dict[TopicKey, TopicConfig] = {}
-        keys = {
-            TopicKey(cluster, *each)
-            for each in {(one.topic_partition.topic, one.topic_id) for one in archived}
-        }
-        paused = {key for key in keys if self._registry.is_paused(key)}
-        closed = {key for key in keys if self._registry.is_closed(key)}
-        left_alone = paused | closed
-        problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
-        counts = self._counts_on_record(keys)
         for local_log, pins in files:
             name = local_log.partition.topic_partition
+            if (unchanged := settled.get(name)) is not None:
+                seen, found = unchanged[1], bounds[name]
+                # Identity is asked first: a dataclass compares itself field by field even with itself.
+                if (
+                    seen.log is local_log
+                    and (seen.bounds is found or seen.bounds == found)
+                    and seen.pins == pins
+                ):
+                    observed[name] = unchanged
+                    continue
             replica, topic = view.replicas[name], topics[name.topic]
-            if replica.is_leader and name.partition == 0 and topic.managed_retention:
-                key = topic_key(_identify(cluster, local_log.partition))
-                # Where the archive is closed for this cluster, the cluster that continues it manages the
-                # retention.
-                if key not in closed:
-                    managed[key] = topic
             if not replica.is_leader or (
-                left_alone and topic_key(_identify(cluster, local_log.partition)) in left_alone
+                circumstances.left_alone
+                and topic_key(identify(cluster, local_log.partition)) in circumstances.left_alone
             ):
-                followed.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
+                followed.append(FollowedPartition(identify(cluster, local_log.partition), local_log, pins))
                 continue
             found = bounds[name]
             overtaken = _why_overtaken(local_log, replica.leader_epoch)
@@ -334,18 +360,18 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
-                is_counted = name.partition < counts[name.topic, local_log.partition.topic_id]
-                topic = topic if is_counted else _untrimmed(topic)
+                counted = circumstances.counts[name.topic, local_log.partition.topic_id]
+                topic = topic if name.partition < counted else _untrimmed(topic)
                 earlier = self._observed_under(name, cluster, replica)
                 if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
                     earlier = (
-                        Leadership(_identify(cluster, local_log.partition), replica.leader_epoch),
+                        Leadership(identify(cluster, local_log.partition), replica.leader_epoch),
                         Observation(local_log, found, topic, pins, scan_began_at, scan_number=scan_number),
                     )
                 observed[name] = earlier
                 continue
-            held_back.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
-        self._remember(observed)
+            held_back.append(FollowedPartition(identify(cluster, local_log.partition), local_log, pins))
+        self._remember(observed, circumstances)
         self._report(problems, scan)
         self._metrics.followed_partitions.set(led_elsewhere := _led_elsewhere(view, followed))
         self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
@@ -356,59 +382,54 @@ class Observer:
             tuple(followed),
             problems,
             tuple(held_back),
-            tuple(one for one in scan.partitions if one.topic_partition not in view.replicas),
-            tuple(one for one in ours if not topics[one.topic_partition.topic].remote_write),
-            self._unrecorded_topics(cluster, ours, view),
+            listed.unnamed,
+            tiered.untiered,
+            self._unrecorded_topics(listed),
             self._config.tiering_defaults,
             managed,
-            self._remote_delete(cluster, ours, view),
+            self._remote_delete(listed),
             frozenset(paused),
             led_elsewhere,
             frozenset(unclear),
-            tuple(ours),
+            listed.local,
             topics,
             scan_number,
             scan_began_at,
             asked_at,
         )
 
-    def _unrecorded_topics(
-        self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
-    ) -> dict[TopicKey, TopicConfig]:
+    def _listed_by(self, cluster: str, scan: LogDirScan, view: ClusterView) -> ListedPartitions:
+        if self._listed is None or not self._listed.is_of(cluster, scan.partitions, view):
+            self._listed = ListedPartitions.of(cluster, scan.partitions, view)
+        return self._listed
+
+    def _tiered_by(self, listed: ListedPartitions, topics: Mapping[str, TopicConfig]) -> TieredPartitions:
+        if self._tiered is None or self._tiered.listed is not listed or self._tiered.topics is not topics:
+            self._tiered = TieredPartitions.of(listed, topics)
+        return self._tiered
+
+    def _unrecorded_topics(self, listed: ListedPartitions) -> dict[TopicKey, TopicConfig]:
         if not (self._registry.is_known and self._config.cloud_storage_enabled):
             return {}
-        keys = [
-            topic_key(_identify(cluster, one))
-            for one in partitions
-            if one.topic_partition.partition == 0 and view.replicas[one.topic_partition].is_leader
-        ]
-        known = {key: self._registry.manifest(key) for key in keys}
+        known = {key: self._registry.manifest(key) for key in listed.led_topics}
         return {
             key: self._topics[key.topic]
             for key, manifest in known.items()
             if manifest is None or manifest.defaults is None
         }
 
-    def _remote_delete(
-        self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
-    ) -> dict[TopicKey, bool]:
+    def _remote_delete(self, listed: ListedPartitions) -> dict[TopicKey, bool]:
         """
         Return for each topic whether deleting it deletes its objects.
 
         Only topics whose configuration the broker returned are in it. A topic that is being deleted has
         no configuration any more; its last known one counts.
         """
-        found: dict[TopicKey, bool] = {}
-        for one in partitions:
-            name = one.topic_partition
-            if (
-                name.partition
-                or name.topic not in self._described_topics
-                or not view.replicas[name].is_leader
-            ):
-                continue
-            found[topic_key(_identify(cluster, one))] = self._topics[name.topic].remote_delete
-        return found
+        return {
+            key: self._topics[key.topic].remote_delete
+            for key in listed.led_topics
+            if key.topic in self._described_topics
+        }
 
     def _why_closed(self, key: TopicKey) -> str:
         manifest = self._registry.manifest(key)
@@ -431,30 +452,36 @@ class Observer:
         is_same = leadership.leader_epoch == replica.leader_epoch and leadership.partition.cluster == cluster
         return earlier if is_same else None
 
-    def _remember(self, observed: dict[TopicPartition, tuple[Leadership, Observation]]) -> None:
+    def _remember(
+        self, observed: dict[TopicPartition, tuple[Leadership, Observation]], circumstances: _Circumstances
+    ) -> None:
         """Keep the observations; `_wanted` stays the same object where all of them are the same."""
-        before, self._observed = self._observed, observed
+        before, self._observed, self._circumstances = self._observed, observed, circumstances
         if len(before) != len(observed) or not all(map(is_, before.values(), observed.values())):
             self._wanted = dict(observed.values())
 
-    async def _topic_configs(
-        self, cluster: str, partitions: Sequence[LocalPartition]
-    ) -> dict[str, TopicConfig]:
-        keys = {one.topic_partition.topic: one.topic_id for one in partitions}
-        names = sorted(keys)
+    async def _topic_configs(self, cluster: str, topic_ids: Mapping[str, str]) -> dict[str, TopicConfig]:
+        """Return the topics' configurations by name; the same object while all of them are the same."""
+        names = sorted(topic_ids)
         from_broker = await self._broker.topic_configs(names)
         self._described_topics = frozenset(from_broker)
-        configs: dict[str, TopicConfig] = {}
+        before, self._resolved = self._resolved, {}
         for name in names:
-            recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))
-            config = self._config.topic(name, from_broker.get(name, {}), recorded)
-            configs[name] = config
-        # An unchanged configuration stays the same object, because it is compared for each of its partitions.
-        before, self._topics = self._topics, {}
-        for name, new in configs.items():
+            settings = from_broker.get(name, {})
+            recorded = self._registry.manifest(TopicKey(cluster, name, topic_ids[name]))
             known = before.get(name)
-            self._topics[name] = known if known is not None and known == new else new
-        faults = {fault for config in configs.values() for fault in config.problems}
+            # An unchanged configuration stays the same object, because it is compared for each partition.
+            if known is None or (known[0], known[1]) != (settings, recorded):
+                config = self._config.topic(name, settings, recorded)
+                earlier = self._topics.get(name)
+                known = (dict(settings), recorded, earlier if earlier == config else config)
+            self._resolved[name] = known
+        configs = {name: config for name, (_, _, config) in self._resolved.items()}
+        if len(configs) != len(self._topics) or not all(
+            config is self._topics.get(name) for name, config in configs.items()
+        ):
+            self._topics = configs
+        faults = {fault for config in self._topics.values() for fault in config.problems}
         for fault in sorted(faults - self._topic_problems):
             log.warning("topic configuration ignored in part", fault=fault)
         self._topic_problems = faults
@@ -479,13 +506,13 @@ class Observer:
         """Scan each partition's directory; an unreadable one becomes a problem and does not end the scan."""
         files: list[tuple[LocalLog, tuple[Pin, ...]]] = []
         unclear: set[TopicPartition] = set()
+        pins_of, read_log, translations = self._pinner.pins_of, self._layout.read_log, self._translations
         for partition in partitions:
             try:
                 # Pins are read first: a file that the broker deletes in between is then at least among the
                 # pins.
-                pinned = self._pinner.pins_of(partition)
-                known = self._translations.get(partition.path, ())
-                files.append(judged(self._layout.read_log(partition, known), pinned))
+                pinned = pins_of(partition)
+                files.append(judged(read_log(partition, translations.get(partition.path, ())), pinned))
             except (LocalFileError, CorruptDataError) as error:
                 problems[partition.path] = str(error)
                 unclear.add(partition.topic_partition)
@@ -499,13 +526,15 @@ class Observer:
         problems: dict[str, str],
     ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
         """Read logs again whose offsets only the archive can translate: a Redpanda log without its head."""
+        if not (unclear or self._translations):
+            return []
         on_disk = {one.path for one in partitions}
         self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         again: list[LocalPartition] = []
         for one in partitions:
             if one.topic_partition in unclear and self._layout.needs_archive(one):
                 try:
-                    manifest = (await self._manifests.load(_identify(cluster, one))).manifest
+                    manifest = (await self._manifests.load(identify(cluster, one))).manifest
                 except (CorruptDataError, StorageError, StorageUnavailable) as error:
                     problems[one.path] = f"{problems[one.path]}; the archive cannot tell: {error}"
                     continue
@@ -540,6 +569,25 @@ def _upload_share(view: ClusterView, topics: Collection[str], *, led: int) -> fl
     return led / in_cluster if in_cluster else 0.0
 
 
+def _managed(
+    tiered: TieredPartitions, *, closed: Collection[TopicKey], unclear: Collection[TopicPartition]
+) -> dict[TopicKey, TopicConfig]:
+    """
+    Return the topics whose retention this daemon manages.
+
+    Where the archive is *closed* for this cluster, the cluster that continues it manages the retention. A
+    first partition in *unclear* was not read: it may be of another topic by now.
+    """
+    return {
+        key: topic
+        for key in tiered.listed.led_topics
+        if (topic := tiered.topics[key.topic]).managed_retention
+        and key in tiered.keys
+        and key not in closed
+        and TopicPartition(key.topic, 0) not in unclear
+    }
+
+
 def _untrimmed(topic: TopicConfig) -> TopicConfig:
     """Return the configuration of a partition that is not trimmed before a topic manifest counts it."""
     return topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)
@@ -570,12 +618,3 @@ def _shows(
         and (seen.topic is topic or seen.topic == topic)
         and seen.pins == pins
     )
-
-
-def _identify(cluster: str, partition: LocalPartition) -> TopicIdPartition:
-    name = partition.topic_partition
-    return TopicIdPartition(cluster, name.topic, partition.topic_id, name.partition)
-
-
-def _with_topic_id(partition: LocalPartition, topic_id: str) -> LocalPartition:
-    return partition if partition.topic_id == topic_id else replace(partition, topic_id=topic_id)

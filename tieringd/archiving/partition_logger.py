@@ -19,6 +19,8 @@ log = structlog.get_logger(__name__)
 class PartitionLogger:
     """Gives a part of an archiver the logger `_log`, by its `_partition`."""
 
+    __slots__ = ()
+
     _partition: TopicIdPartition
 
     @property
@@ -28,6 +30,8 @@ class PartitionLogger:
 
 class LeadershipLogger:
     """Gives a part of an archiver the logger `_log`, by its `_leadership`, with the leader epoch."""
+
+    __slots__ = ()
 
     _leadership: Leadership
 

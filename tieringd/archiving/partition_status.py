@@ -70,6 +70,8 @@ class PassResult:
 class PartitionGauges:
     """Show the figures of one partition. Remembers since when a transaction holds a segment back."""
 
+    __slots__ = ("_held_at", "_partition", "_table")
+
     def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
         self._partition = partition.topic_partition
         self._table = metrics.partitions

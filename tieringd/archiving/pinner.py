@@ -21,7 +21,7 @@ from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.pinning import Pin, PinnedLog, PinPlan, pins_over_budget, plan_pins
+from tieringd.policies.pinning import NO_PINS, Pin, PinnedLog, PinPlan, pins_over_budget, plan_pins
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +83,7 @@ class Pinner:
         """
         directory = self._directories.get(partition.log_dir)
         if directory is None:
-            return PinnedLog()
+            return NO_PINS
         with self._busy:
             return directory.found(partition)
 

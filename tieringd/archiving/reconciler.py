@@ -36,6 +36,7 @@ from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.partition_status import OperatorWaitGauge, PartitionFault, PartitionStatus, PassResult
 from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS, PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
+from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
 from tieringd.formats.object_keys import TopicKey
@@ -86,8 +87,8 @@ class _Matched:
     wanted: Mapping[Leadership, Observation]
     """The mapping of the `BrokerSnapshot`: the same object again where nothing has changed."""
     unclear: frozenset[TopicPartition]
-    archivers: tuple[Archiver, ...]
-    """The archivers of the partitions in *wanted*."""
+    confirmation: LeadershipConfirmation
+    """What the archivers of the partitions in *wanted* share: a round prolongs it for all of them at once."""
 
 
 class Reconciler:
@@ -327,14 +328,14 @@ class Reconciler:
         clock = asyncio.get_running_loop().time
         started = clock()
         snapshot = await self._observer.scan()
-        matched = self._matched
+        matched, before = self._matched, self._snapshot
         # Nearly all of ten thousand partitions are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not snapshot.wanted or matched.unclear != snapshot.unclear:
             matched = self._match(snapshot, tasks)
-        self._forget_topics(snapshot)
-        fresh_until = self._fresh_until(scan_seconds=clock() - started)
-        for archiver in matched.archivers:
-            archiver.confirm_leadership(until=fresh_until)
+            self._forget_topics(snapshot)
+        elif before is None or before.local is not snapshot.local or before.unnamed is not snapshot.unnamed:
+            self._forget_topics(snapshot)
+        matched.confirmation.until = self._fresh_until(scan_seconds=clock() - started)
         for leadership in self._resting.due(self._archive_ms()):
             running = self._running[leadership]
             if running.newest is not None and leadership in snapshot.wanted:
@@ -362,16 +363,18 @@ class Reconciler:
             self._upkeep.note_begun(leadership.partition)
             self._running[leadership] = fresh
             fresh.archiver.on_offer = fresh.arrived.set
-            fresh.task = tasks.create_task(self._archive(leadership, fresh))
+            # Without a name each task keeps a text of its own.
+            fresh.task = tasks.create_task(self._archive(leadership, fresh), name="archiver")
             fresh.task.add_done_callback(fresh.end)
-        archivers: list[Archiver] = []
+        # The archivers of other partitions keep the one of an earlier match, which ends.
+        confirmation = LeadershipConfirmation(until=-math.inf)
         for leadership, observation in snapshot.wanted.items():
             if (known := self._running.get(leadership)) is not None:
-                archivers.append(known.archiver)
+                known.archiver.confirm_leadership(confirmation)
                 if not observation.shows_same(known.newest):
                     self._hand_over(leadership, known, observation)
         self._fenced = {one: why for one, why in self._fenced.items() if one in snapshot.wanted}
-        self._matched = _Matched(snapshot.wanted, snapshot.unclear, tuple(archivers))
+        self._matched = _Matched(snapshot.wanted, snapshot.unclear, confirmation)
         return self._matched
 
     def _fresh_until(self, *, scan_seconds: float) -> float:

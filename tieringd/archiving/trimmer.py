@@ -65,6 +65,8 @@ deleted.
 class HintPublisher(PartitionLogger):
     """Keep the stored hint in line with local retention. Owned by the partition's archiver."""
 
+    __slots__ = ("_ages_ms", "_claim", "_memory", "_partition")
+
     def __init__(
         self, partition: TopicIdPartition, *, claim: Claim, ages_ms: Callable[[PartitionManifest], int]
     ) -> None:
@@ -145,6 +147,26 @@ class Trimmer(PartitionLogger):
     Owned by the partition's archiver and used within its step. A crash at any point is harmless: what was
     trimmed is durable, and what was not is planned again.
     """
+
+    __slots__ = (
+        "_ages_ms",
+        "_broker",
+        "_denied_until_ms",
+        "_failure",
+        "_is_current",
+        "_is_held",
+        "_leadership",
+        "_metrics",
+        "_partition",
+        "_proved",
+        "_record",
+        "_remote_log",
+        "_share_groups",
+        "_space_request",
+        "_steady_ms",
+        "_trimmed_at",
+        "held_bytes",
+    )
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
@@ -38,6 +39,8 @@ class _Held:
 
 class Quarantine(PartitionLogger):
     """Hold one partition back at its first corrupt segment. Owned by the partition's archiver."""
+
+    __slots__ = ("_held", "_metrics", "_partition", "_topic")
 
     def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
         self._held: _Held | None = None
@@ -95,22 +98,35 @@ class UploadOutcome:
     """The slice that was not copied because of *failure*."""
 
 
+@dataclass(slots=True)
+class LeadershipConfirmation:
+    """Until when it counts as confirmed that this broker leads some partitions. One serves many archivers."""
+
+    until: float = math.inf
+    """Loop time. Each round that sees this broker as the leader of all of them prolongs it."""
+
+
+_UNLIMITED: Final = LeadershipConfirmation()
+
+
 class Uploader:
     """Upload one partition's segments as long as this broker is known to lead it."""
+
+    __slots__ = ("_confirmation", "_leadership", "_remote_log")
 
     def __init__(self, leadership: Leadership, remote_log: RemoteLog) -> None:
         self._leadership = leadership
         self._remote_log = remote_log
-        self._confirmed_until = math.inf
+        self._confirmation = _UNLIMITED
 
-    def confirm_leadership(self, *, until: float) -> None:
-        """Note that the cluster names this broker the leader; *until* (loop time) ends the confirmation."""
-        self._confirmed_until = until
+    def confirm_leadership(self, confirmation: LeadershipConfirmation) -> None:
+        """Note that the cluster names this broker the leader, as long as *confirmation* says so."""
+        self._confirmation = confirmation
 
     @property
     def is_confirmed(self) -> bool:
         """Say whether a recent round has seen this broker as the partition's leader."""
-        return asyncio.get_running_loop().time() <= self._confirmed_until
+        return asyncio.get_running_loop().time() <= self._confirmation.until
 
     async def upload(
         self,

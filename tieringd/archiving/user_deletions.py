@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 class UserDeletions(PartitionLogger):
     """Find the deletions of one partition. Owned by its archiver, and used within its step."""
 
+    __slots__ = ("_failed", "_is_inside_batch", "_looked_up", "_partition")
+
     def __init__(self, partition: TopicIdPartition) -> None:
         self._partition = partition
         self._looked_up: tuple[str, int] | None = None

@@ -57,7 +57,7 @@ class Broker(Protocol):
         Return this broker's role for each partition among *found*.
 
         A partition whose topic id on disk differs from the cluster's is left out: its directory belongs
-        to a deleted incarnation.
+        to a deleted incarnation. An unchanged view may be the same object as before, so it is not changed.
         """
 
     async def log_bounds(

@@ -79,7 +79,13 @@ class DirectoryBroker:
         self._log_dirs = tuple(log_dirs)
         self._cluster_id = cluster_id
         self._walks: dict[TopicPartition, _LogHeaderWalk] = {}
-        self._epochs = SmallFiles(EPOCH_CHECKPOINT, read_leader_epochs)
+        self._epochs = SmallFiles(EPOCH_CHECKPOINT, _newest_epoch)
+        self._asked: tuple[LocalPartition, ...] = ()
+        """The partitions that `replicas` was last asked for."""
+        self._told: list[int] = []
+        """The leader epochs of these."""
+        self._view = ClusterView({}, {})
+        """The answer: the same object is returned again while all epochs are the same."""
         self._lock = threading.Lock()
 
     async def cluster_id(self) -> str:
@@ -207,19 +213,22 @@ class DirectoryBroker:
         return found
 
     def _replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
-        led: dict[TopicPartition, Replica] = {}
+        read = self._epochs.read
+        epochs: list[int] = []
         with self._lock:
             for each in found:
                 try:
-                    epochs = self._epochs.read(each.path)
+                    epochs.append(read(each.path))
                 except LocalFileError:
                     # Reading the log itself meets the same fault, and reports it.
-                    epochs = ()
-                led[each.topic_partition] = Replica(_newest(epochs), is_leader=True)
-            self._epochs.keep_only({each.path for each in found})
-            for gone in [name for name in self._walks if name not in led]:
-                del self._walks[gone]
-        return ClusterView(led, Counter(name.topic for name in led))
+                    epochs.append(0)
+            asked = tuple(found)
+            if asked != self._asked or epochs != self._told:
+                self._asked, self._told, self._view = asked, epochs, _led(asked, epochs)
+                self._epochs.keep_only({each.path for each in found})
+                for gone in self._walks.keys() - self._view.replicas.keys():
+                    del self._walks[gone]
+            return self._view
 
     def _all_bounds(
         self, logs: Sequence[LocalLog], leader_epochs: Mapping[TopicPartition, int]
@@ -227,23 +236,22 @@ class DirectoryBroker:
         bounds: dict[TopicPartition, LogBounds | TieringError] = {}
         for each in logs:
             name = each.partition.topic_partition
+            walk = self._walks.get(name)
+            settled = None if walk is None else walk.settled
+            if settled is not None and settled[0] == each.segments:
+                # The files are as they were when they were last walked, so none is read. The epochs of
+                # the log's own listing decide.
+                bounds[name] = settled[1]
+                if _newest(each.epochs) == leader_epochs[name]:
+                    continue
             try:
                 with self._lock:
-                    settled = self._settled_bounds(each)
-                    bounds[name] = settled or self._walked_bounds(each)
-                    # No file is read for settled bounds, so the epochs of the log's own listing decide.
-                    if settled is None or _newest(each.epochs) != leader_epochs[name]:
-                        _require_epoch(each, self._epochs.read(each.partition.path), leader_epochs[name])
+                    if name not in bounds:
+                        bounds[name] = self._walked_bounds(each)
+                    _require_epoch(each, self._epochs.read(each.partition.path), leader_epochs[name])
             except (CorruptDataError, LocalFileError, LeadershipChanged) as error:
                 bounds[name] = error
         return bounds
-
-    def _settled_bounds(self, local: LocalLog) -> LogBounds | None:
-        """Return the bounds of a log whose files are as they were when they were last walked."""
-        earlier = self._walks.get(local.partition.topic_partition)
-        if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
-            return earlier.settled[1]
-        return None
 
     def _walked_bounds(self, local: LocalLog) -> LogBounds:
         name = local.partition.topic_partition
@@ -326,19 +334,35 @@ def _open(stack: ExitStack, path: str, flags: int) -> int:
     return descriptor
 
 
+def _led(partitions: Sequence[LocalPartition], leader_epochs: Sequence[int]) -> ClusterView:
+    """Return a view in which this process leads each of *partitions*, under its epoch of *leader_epochs*."""
+    roles = {epoch: Replica(epoch, is_leader=True) for epoch in set(leader_epochs)}
+    led = {each.topic_partition: roles[epoch] for each, epoch in zip(partitions, leader_epochs, strict=True)}
+    return ClusterView(led, Counter(name.topic for name in led))
+
+
+def _newest_epoch(path: str) -> int:
+    """
+    Return the newest leader epoch of a partition's directory; 0 if there is none.
+
+    Raises:
+        LocalFileError: The checkpoint cannot be read or parsed.
+    """
+    return _newest(read_leader_epochs(path))
+
+
 def _newest(epochs: Sequence[EpochStart]) -> int:
     """Return the newest leader epoch in *epochs*; 0 if there is none."""
     return epochs[-1][0] if epochs else 0
 
 
-def _require_epoch(local: LocalLog, epochs: Sequence[EpochStart], leader_epoch: int) -> None:
+def _require_epoch(local: LocalLog, newest: int, leader_epoch: int) -> None:
     """
-    Check that a log still has the leader epoch of the earlier read.
+    Check that a log, whose newest epoch is *newest*, still has the leader epoch of the earlier read.
 
     Raises:
         LeadershipChanged: It has another one: a broker has run on these files since.
     """
-    newest = _newest(epochs)
     if newest != leader_epoch:
         raise LeadershipChanged(f"{local.partition.path} has leader epoch {newest} now, not {leader_epoch}")
 
@@ -353,7 +377,7 @@ def _trim(local: LocalLog, before_offset: int, leader_epoch: int) -> int:
     with ExitStack() as stack:
         _hold_broker_lock(stack, local.partition.log_dir)
         log = read_local_log(local.partition)
-        _require_epoch(local, log.epochs, leader_epoch)
+        _require_epoch(local, _newest(log.epochs), leader_epoch)
         current = log.segments
         seen = [(segment.base_offset, segment.next_offset, segment.identity) for segment in doomed]
         if seen != [(each.base_offset, each.next_offset, each.identity) for each in current[: len(doomed)]]:

@@ -135,20 +135,38 @@ def _file_bytes(path: str, device: int) -> Iterable[int]:
             yield _entry_bytes(entry, device)
 
 
-_Identity = tuple[int, int, int]
-"""A file's inode, size and modification time."""
-
-
 @dataclass(slots=True)
 class _Measured:
-    """A partition's directory at its last full scan."""
+    """
+    A partition's directory and its active segment at the last full scan.
+
+    There are ten thousand, so the fields of both are here and not in objects of their own.
+    """
 
     size_bytes: int
-    directory: _Identity
+    inode: int
+    modified_ns: int
     active_path: str
-    active: _Identity
+    active_inode: int
+    active_bytes: int
+    active_modified_ns: int
     measurements_left: int
     """Measurements until the next full scan."""
+
+    def is_current(self, path: str) -> bool:
+        """Say whether the directory *path* and its active segment are as they were."""
+        try:
+            # The directory comes last, so that its time shows a name added while the file was inspected.
+            active, directory = os.stat(self.active_path), os.stat(path)  # noqa: PTH116 - paths are text here
+        except OSError:
+            return False
+        return (
+            active.st_mtime_ns == self.active_modified_ns
+            and active.st_size == self.active_bytes
+            and active.st_ino == self.active_inode
+            and directory.st_mtime_ns == self.modified_ns
+            and directory.st_ino == self.inode
+        )
 
 
 class DiskUseMeter:
@@ -192,10 +210,7 @@ class DiskUseMeter:
 
     def _again(self, path: str, known: _Measured | None) -> _Measured | None:
         """Return the known measurement of an unchanged directory; None if it must be scanned again."""
-        if known is None or not known.measurements_left:
-            return None
-        # The directory comes last, so that its time shows a name added while the file was inspected.
-        if _identity(known.active_path) != known.active or _identity(path) != known.directory:
+        if known is None or not known.measurements_left or not known.is_current(path):
             return None
         known.measurements_left -= 1
         return known
@@ -203,7 +218,7 @@ class DiskUseMeter:
     def _whole(self, path: str, device: int, known: _Measured | None) -> tuple[int, _Measured | None]:
         """Scan a directory. Return its bytes, and the measurement to remember, if it is reliable."""
         # If the times are old enough, any change from here on changes one of them.
-        now_ns, directory = time.time_ns(), _identity(path)
+        now_ns, directory = time.time_ns(), _status(path)
         size_bytes, active_path = 0, ""
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
@@ -216,23 +231,31 @@ class DiskUseMeter:
                 name = parse_file_name(entry.name)
                 if name is not None and name.kind is LogFileKind.LOG:
                     active_path = max(active_path, entry.path)
-        active = _identity(active_path) if active_path else None
+        active = _status(active_path) if active_path else None
         if directory is None or active is None:
             return size_bytes, None
-        if not is_settled(max(directory[2], active[2]), now_ns=now_ns):
+        if not is_settled(max(directory.st_mtime_ns, active.st_mtime_ns), now_ns=now_ns):
             return size_bytes, None
         # Spread the full scans of ten thousand directories over the measurements.
         self._full_scans += 1
         measurements_left = FULL_SCAN_EVERY - 1 if known else self._full_scans % FULL_SCAN_EVERY
-        return size_bytes, _Measured(size_bytes, directory, active_path, active, measurements_left)
+        return size_bytes, _Measured(
+            size_bytes,
+            directory.st_ino,
+            directory.st_mtime_ns,
+            active_path,
+            active.st_ino,
+            active.st_size,
+            active.st_mtime_ns,
+            measurements_left,
+        )
 
 
-def _identity(path: str) -> _Identity | None:
+def _status(path: str) -> os.stat_result | None:
     try:
-        status = os.stat(path)  # noqa: PTH116 - paths are text here
+        return os.stat(path)  # noqa: PTH116 - paths are text here
     except OSError:
         return None
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _entry_bytes(entry: os.DirEntry[str], device: int) -> int:

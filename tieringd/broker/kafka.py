@@ -25,6 +25,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -120,6 +121,12 @@ async def topic_ids(
     answers = await asyncio.gather(*(_told(connections, address, request) for address in brokers))
     told = set(names).intersection(*answers) if answers else set()
     return {name: frozenset[str]().union(*(answer[name] for answer in answers)) for name in told}
+
+
+@lru_cache(maxsize=4096)
+def _replica(leader_epoch: int, *, is_leader: bool, has_all_in_sync: bool) -> Replica:
+    """Return a role. Nearly all partitions have the role of another one, or of the round before."""
+    return Replica(leader_epoch, is_leader=is_leader, has_all_in_sync=has_all_in_sync)
 
 
 def metadata_request(topics: Iterable[str]) -> Any:
@@ -261,7 +268,7 @@ class KafkaBroker:
                 # A directory that is no replica any more will be deleted after a reassignment.
                 if node_id in partition.replica_nodes:
                     name = TopicPartition(topic.name, partition.partition_index)
-                    replicas[name] = Replica(
+                    replicas[name] = _replica(
                         partition.leader_epoch,
                         is_leader=partition.leader_id == node_id,
                         has_all_in_sync=set(partition.replica_nodes) <= set(partition.isr_nodes),

@@ -29,8 +29,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import itemgetter
+from functools import lru_cache, partial
+from operator import is_, itemgetter
 from types import MappingProxyType
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -105,6 +105,10 @@ class SmallFiles(Generic[_T]):
             self._known[directory] = (f"{directory}/{self._name}", *identity, value)
         return value
 
+    def forget(self, directory: str) -> None:
+        """Drop the value of *directory*: the next read opens the file."""
+        self._known.pop(directory, None)
+
     def keep_only(self, directories: Collection[str]) -> None:
         """Drop the values of all other directories."""
         if len(self._known) > len(directories):
@@ -139,17 +143,19 @@ def scan_log_dirs(
     *,
     topic_id_of: Callable[[str], str] | None = None,
     known: Mapping[str, LocalPartition] = MappingProxyType({}),
+    checked: Collection[str] = frozenset(),
 ) -> LogDirScan:
     """
     Find the partitions in the log directories *paths*.
 
     *topic_id_of* replaces `read_topic_id`, for a caller that caches topic ids. *known* are partitions of
-    an earlier scan by their paths; an unchanged partition is returned as the same object. A directory
-    that cannot be read is a problem of its own; the others are scanned. A partition that is in two log
-    directories is a problem and not a partition: the broker is moving it.
+    an earlier scan by their paths; an unchanged partition is returned as the same object. *checked* are the
+    paths of those that are known to be unchanged: their topic ids are not looked up. A directory that cannot
+    be read is a problem of its own; the others are scanned. A partition that is in two log directories is a
+    problem and not a partition: the broker is moving it.
     """
     topic_id_of = topic_id_of or read_topic_id
-    found: dict[TopicPartition, list[LocalPartition]] = {}
+    found: list[LocalPartition] = []
     identities: list[Identity] = []
     left_alone: list[str] = []
     problems: list[LocalFileError] = []
@@ -165,6 +171,9 @@ def scan_log_dirs(
         for name in directories:
             path = f"{log_dir}/{name}"
             before = known.get(path)
+            if before is not None and path in checked:
+                found.append(before)
+                continue
             topic_partition = _partition_name(name) if before is None else before.topic_partition
             if topic_partition is None:
                 left_alone.append(path)
@@ -176,11 +185,12 @@ def scan_log_dirs(
                 continue
             if before is None or before.topic_id != topic_id:
                 before = LocalPartition(topic_partition, topic_id, path, log_dir)
-            found.setdefault(topic_partition, []).append(before)
-    problems += _duplicates(found)
+            found.append(before)
+    # In one directory no name comes twice.
+    partitions = tuple(found) if len(paths) == 1 else _in_one_place(found, problems)
     cluster_id, node_id = _agreed(paths, identities, problems)
     return LogDirScan(
-        partitions=tuple(same[0] for same in found.values() if len(same) == 1),
+        partitions=partitions,
         cluster_id=cluster_id,
         node_id=node_id,
         left_alone=tuple(left_alone),
@@ -225,7 +235,13 @@ def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> 
     """
     file_path = f"{partition_path}/{EPOCH_CHECKPOINT}"
     data = _small_file(file_path, directory)
-    return () if data is None else _parsed(file_path, data, parse_epoch_checkpoint)
+    return () if data is None else _shared(_parsed(file_path, data, parse_epoch_checkpoint))
+
+
+@lru_cache(maxsize=1024)
+def _shared(history: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
+    """Return the first such history: of ten thousand partitions many have the same, and share one object."""
+    return history
 
 
 def read_topic_id(path: str) -> str:
@@ -321,15 +337,24 @@ def _agreed(paths: Sequence[str], identities: Sequence[Identity], problems: list
     return known.pop() if known else _NOBODY
 
 
-def _duplicates(found: dict[TopicPartition, list[LocalPartition]]) -> list[LocalFileError]:
-    return [
+def _in_one_place(
+    found: Sequence[LocalPartition], problems: list[LocalFileError]
+) -> tuple[LocalPartition, ...]:
+    """Return the partitions of *found* that are in one log directory. The others are problems."""
+    if len({one.topic_partition for one in found}) == len(found):
+        return tuple(found)
+    places: dict[TopicPartition, list[LocalPartition]] = {}
+    for one in found:
+        places.setdefault(one.topic_partition, []).append(one)
+    problems += [
         LocalFileError(
             f"{name} is in several log directories: {', '.join(each.path for each in same)}",
             path=same[0].path,
         )
-        for name, same in found.items()
+        for name, same in places.items()
         if len(same) > 1
     ]
+    return tuple(same[0] for same in places.values() if len(same) == 1)
 
 
 def _parsed(file_path: str, data: bytes, parse: Callable[[bytes], _T]) -> _T:
@@ -375,8 +400,10 @@ class _Listed:
     """A partition's directory at its last listing."""
 
     log: LocalLog
-    directory: tuple[int, int]
-    """The directory's inode and modification time before the listing."""
+    inode: int
+    """The directory's inode before the listing."""
+    modified_ns: int
+    """The directory's modification time before the listing."""
 
 
 class LogDirRescan:
@@ -388,7 +415,10 @@ class LogDirRescan:
 
     def __init__(self) -> None:
         self._topic_ids = SmallFiles(PARTITION_METADATA, read_topic_id)
-        self._partitions: dict[str, LocalPartition] = {}
+        self._partitions: tuple[LocalPartition, ...] = ()
+        """The partitions of the last scan."""
+        self._by_path: dict[str, LocalPartition] = {}
+        """The same by their paths."""
         self._listed: dict[str, _Listed] = {}
         self._read_since_scan: set[str] = set()
         """
@@ -397,13 +427,24 @@ class LogDirRescan:
         """
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
-        """See `log_dir.scan_log_dirs`."""
-        scan = scan_log_dirs(paths, topic_id_of=self._topic_id, known=self._partitions)
-        found = self._partitions = {partition.path: partition for partition in scan.partitions}
-        self._topic_ids.keep_only(found)
+        """
+        See `log_dir.scan_log_dirs`.
+
+        The tuple of partitions is the same object as the last scan's while all partitions are the same.
+        """
+        scan = scan_log_dirs(
+            paths, topic_id_of=self._topic_ids.read, known=self._by_path, checked=self._read_since_scan
+        )
+        before, after = self._partitions, scan.partitions
+        if len(before) == len(after) and all(map(is_, before, after)):
+            scan = replace(scan, partitions=before)
+        else:
+            self._partitions = after
+            self._by_path = {partition.path: partition for partition in after}
+            self._topic_ids.keep_only(self._by_path)
+            for path in self._listed.keys() - self._by_path.keys():
+                del self._listed[path]
         self._read_since_scan = set()
-        for path in self._listed.keys() - found:
-            del self._listed[path]
         return scan
 
     def read(self, partition: LocalPartition) -> LocalLog:
@@ -417,7 +458,7 @@ class LogDirRescan:
         path = partition.path
         listed = self._listed.get(path)
         if listed is not None:
-            log = self._again(listed, partition)
+            log = _again(listed, partition)
             if log is not None:
                 if log is not listed.log:
                     self._listed[path] = replace(listed, log=log)
@@ -427,53 +468,69 @@ class LogDirRescan:
         # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)
-        found = self._partitions.get(path)
-        if found is not None and self._topic_ids.read(path) != found.topic_id:
+        found = self._by_path.get(path)
+        if found is None:
+            # The broker is moving it. Only of what the scan found is it known which topic it is of.
+            return log
+        if self._topic_ids.read(path) != found.topic_id:
             raise LocalFileError(f"{path} is of another topic than when the scan began", path=path)
         if directory is not None and is_settled(directory[1], now_ns=now_ns):
-            self._listed[path] = _Listed(log, directory)
+            self._listed[path] = _Listed(log, *directory)
             self._read_since_scan.add(path)
+            # While the listing holds, nothing asks for the id; what changes the listing may have changed it.
+            self._topic_ids.forget(path)
         return log
 
-    def _topic_id(self, path: str) -> str:
-        known = self._partitions.get(path) if path in self._read_since_scan else None
-        return self._topic_ids.read(path) if known is None else known.topic_id
 
-    def _again(self, listed: _Listed, partition: LocalPartition) -> LocalLog | None:
-        """Return the current log, with the names of the last listing; None when it must be listed again."""
-        log = listed.log
-        segments: list[LocalSegment] = []
-        is_same = log.partition == partition
-        for segment in log.segments:
-            current = _current(segment)
-            if current is None:
-                return None
-            is_same = is_same and current is segment
-            segments.append(current)
-        # Read last: a name that came, went or moved during the reads above shows here.
-        if _directory(partition.path) != listed.directory:
-            return None
-        return log if is_same else LocalLog(partition, tuple(segments), log.epochs)
+def _again(listed: _Listed, partition: LocalPartition) -> LocalLog | None:
+    """
+    Return the current log, with the names of the last listing; None when it must be listed again.
 
-
-def _current(segment: LocalSegment) -> LocalSegment | None:
-    """Return a listed segment with its current size; None when its file is gone or not a regular file."""
+    This runs ten thousand times per round, and nearly always nothing has changed, so it makes nothing then.
+    """
+    log = listed.log
+    changed: list[tuple[int, os.stat_result]] | None = None
     try:
-        status = os.stat(segment.path)  # noqa: PTH116 - paths are text throughout this layer
+        for segment in log.segments:
+            status = os.stat(segment.path)  # noqa: PTH116 - paths are text throughout this layer
+            if (
+                status.st_mtime_ns != segment.modified_ns
+                or status.st_size != segment.size_bytes
+                or status.st_ino != segment.inode
+            ):
+                changed = changed or []
+                changed.append((segment.base_offset, status))
+        # Read last: a name that came, went or moved during the reads above shows here.
+        status = os.stat(partition.path)  # noqa: PTH116 - likewise
     except OSError:
+        # A file or the directory is gone. Listing the directory raises the error, if there still is one.
         return None
-    identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-    if identity == segment.identity:
-        return segment
-    if not stat.S_ISREG(status.st_mode):
+    if status.st_mtime_ns != listed.modified_ns or status.st_ino != listed.inode:
         return None
-    inode, size_bytes, modified_ns = identity
-    return replace(segment, inode=inode, size_bytes=size_bytes, modified_ns=modified_ns)
+    if changed is not None:
+        return _with_statuses(log, partition, dict(changed))
+    if log.partition is partition or log.partition == partition:
+        return log
+    return LocalLog(partition, log.segments, log.epochs)
+
+
+def _with_statuses(
+    log: LocalLog, partition: LocalPartition, statuses: Mapping[int, os.stat_result]
+) -> LocalLog:
+    """Return *log* with other statuses of its files, by base offset."""
+    segments = (
+        replace(segment, inode=status.st_ino, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+        if (status := statuses.get(segment.base_offset)) is not None
+        else segment
+        for segment in log.segments
+    )
+    return LocalLog(partition, tuple(segments), log.epochs)
 
 
 def _directory(path: str) -> tuple[int, int] | None:
+    """Return the inode and the modification time of a directory; None when it cannot be read."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - likewise
+        status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
     except OSError:
         # Listing the directory raises the error.
         return None

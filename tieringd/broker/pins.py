@@ -37,7 +37,7 @@ from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.segment import EpochStart, LocalSegment
-from tieringd.policies.pinning import Pin, PinnedLog
+from tieringd.policies.pinning import NO_PINS, Pin, PinnedLog
 
 _NAME_BYTES_MAX: Final = 255
 """The longest name that Linux's file systems take. Topic names are ASCII."""
@@ -72,7 +72,7 @@ class PinDirectory:
             with os.scandir(directory) as entries:
                 status = {entry.name: found for entry in entries if (found := _status(entry)) is not None}
         except FileNotFoundError:
-            return PinnedLog()
+            return NO_PINS
         except OSError as error:
             raise LocalFileError(f"{directory} cannot be read: {error.strerror}", path=directory) from error
         anchor = status[_ANCHOR].st_ino if _ANCHOR in status else None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.local_log import LocalLog
@@ -52,6 +53,9 @@ class PinnedLog:
     """The inode of the log's last segment then. A hard link of tieringd keeps the inode from being reused."""
 
 
+NO_PINS: Final = PinnedLog()
+
+
 @dataclass(frozen=True, slots=True)
 class PinPlan:
     """Pins to make and to release for one partition, each oldest first."""
@@ -78,8 +82,7 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
         CorruptDataError: The epochs alone speak for the pins, and they may be those of the log before this
             one. The next scan finds the broker's new file.
     """
-    first_offset = log.first_offset
-    if first_offset is None or not found.pins:
+    if not found.pins or (first_offset := log.first_offset) is None:
         return log, found.pins
     same_by_files, same_by_epochs = _same_by_files(log, found), _same_by_epochs(log, found.epochs)
     if same_by_files < 0 and _are_epochs_of_then(log, found, first_offset):

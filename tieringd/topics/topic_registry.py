@@ -8,7 +8,7 @@ topics costs ten requests a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -29,6 +29,16 @@ from tieringd.storage.listing import list_objects
 from tieringd.topics.each_topic import each_topic
 
 log = structlog.get_logger(__name__)
+
+
+def partition_counts(partitions: Iterable[TopicIdPartition]) -> dict[TopicKey, int]:
+    """Return for each topic of *partitions* one more than its highest partition."""
+    # The tuple has a key's fields, and is cheaper to look up ten thousand times.
+    counts: dict[tuple[str, str, str], int] = {}
+    for one in partitions:
+        identity = (one.cluster, one.topic, one.topic_id)
+        counts[identity] = max(counts.get(identity, 0), one.partition + 1)
+    return {TopicKey(*identity): count for identity, count in counts.items()}
 
 
 class TopicRegistry:
@@ -96,22 +106,18 @@ class TopicRegistry:
         self.is_known = True
         return is_changed
 
-    async def ensure(self, partitions: Iterable[TopicIdPartition]) -> bool:
+    async def ensure(self, counts: Mapping[TopicKey, int]) -> bool:
         """
-        Ensure that each topic's manifest exists and counts *partitions*. Return whether one did not.
+        Ensure that each topic's manifest exists and counts that many partitions. Return whether one did not.
+
+        *counts* are by topic; see `partition_counts`.
 
         Raises:
             StorageUnavailable: Try again in the next round.
             TopicFaults: These topics' manifests cannot be read or stored; all others are as they have to be.
         """
-        # The tuple has a key's fields, and is cheaper to look up ten thousand times.
-        counts: dict[tuple[str, str, str], int] = {}
-        for one in partitions:
-            identity = (one.cluster, one.topic, one.topic_id)
-            counts[identity] = max(counts.get(identity, 0), one.partition + 1)
         lacking: dict[TopicKey, int] = {}
-        for identity, count in counts.items():
-            key = TopicKey(*identity)
+        for key, count in counts.items():
             known = self._known.get(key)
             if known is None or known.partition_count < count:
                 lacking[key] = count

@@ -13,6 +13,7 @@ from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.archiver import StepResult
+from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.errors import BrokerUnavailable, FencedError, LocalFileError, StorageUnavailable
 from tieringd.policies.upload_plan import UploadLimits
 
@@ -370,7 +371,7 @@ async def test_archiver_whose_leadership_is_old_news_stores_nothing(writer, arch
     await archiver.step(observed(writer))
     before = set(store.objects)
     writer.closed_segment()
-    archiver.confirm_leadership(until=asyncio.get_running_loop().time() - 1)
+    archiver.confirm_leadership(LeadershipConfirmation(asyncio.get_running_loop().time() - 1))
 
     with pytest.raises(BrokerUnavailable, match="it is checked again first"):
         await archiver.step(observed(writer))

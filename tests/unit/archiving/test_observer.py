@@ -24,7 +24,7 @@ from tieringd.model.offset_translation import LOG_BEGINNING
 from tieringd.model.partition import Leadership
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.local_retention import LocalRetentionTarget
-from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry, partition_counts
 
 if TYPE_CHECKING:
     from tieringd.model.local_log import LocalPartition
@@ -356,6 +356,13 @@ async def test_managed_retention_goes_on_while_the_topic_is_paused(make_watch, w
     assert list(snapshot.managed) == [topic_key(writers[0].identified)]
 
 
+async def test_retention_is_not_managed_while_the_first_partition_cannot_be_read(make_watch, writers):
+    """What cannot be read may be another topic's by now, so nothing is done to the topic's retention."""
+    watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
+    (writers[0].path / "leader-epoch-checkpoint").write_text("nonsense")
+    assert (await watch.scan()).managed == {}
+
+
 @pytest.mark.parametrize("change", [{"lifecycle": Lifecycle.KEPT}, {"moved_to": "s3://new"}])
 async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, writers, change):
     """A daemon does not manage the retention of a closed archive. The daemons of the new configuration do."""
@@ -584,9 +591,9 @@ def trimmed(wanted) -> set[str]:
 async def test_topic_that_a_restore_could_not_find_is_not_trimmed(watch, writers):
     """A restore finds topics by their manifests: until one is stored, nothing of the topic is trimmed."""
     before = (await watch.scan()).wanted
-    await watch.registry.ensure([writers[0].identified])
+    await watch.registry.ensure(partition_counts([writers[0].identified]))
     between = (await watch.scan()).wanted
-    await watch.registry.ensure([one.identified for one in writers])
+    await watch.registry.ensure(partition_counts([one.identified for one in writers]))
     after = (await watch.scan()).wanted
 
     assert trimmed(before) == set()

@@ -386,6 +386,24 @@ async def test_scan_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, 
 
 
 @virtually
+async def test_rounds_prolong_only_the_leadership_that_they_have_seen(daemon, store):
+    """The uploads of a partition whose bounds cannot be read end, and those of the others go on."""
+    store.latency_seconds = 3
+    unseen, seen = daemon.writers[:2]
+    for writer in (unseen, seen):
+        for _ in range(29):
+            writer.closed_segment()
+    async with daemon.running():
+        await asyncio.sleep(30)
+        daemon.broker.bounds_errors[unseen.name] = broker_unavailable("log_bounds")
+        await asyncio.sleep(600)
+        assert 0 < len(daemon.archived()["orders-0"]) < len(daemon.archived()["orders-1"]) == 30
+        daemon.broker.bounds_errors.clear()
+        await asyncio.sleep(600)
+        assert len(daemon.archived()["orders-0"]) == 30
+
+
+@virtually
 async def test_topic_that_left_the_disks_leaves_no_series(daemon):
     """A topic's counters go with its last partition, because topics come and go for years."""
     async with daemon.running():

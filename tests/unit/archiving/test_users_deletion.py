@@ -15,6 +15,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archive.record_deletion import delete_archived
 from tieringd.archiving.claim import EXPECTED_EDIT_MS
+from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.errors import BucketNotFound, StorageUnavailable
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.local_hint import StorageMode
@@ -434,12 +435,12 @@ async def test_trim_waits_until_the_archive_has_followed_a_user(writer, archiver
 async def test_observation_that_no_round_has_confirmed_deletes_nothing(writer, archiver, store, clock):
     """An offer makes the archiver step on an old observation, which would confirm itself."""
     await filled(writer, archiver)
-    archiver.confirm_leadership(until=-1)
+    archiver.confirm_leadership(LeadershipConfirmation(-1))
     for _ in range(3):
         clock.now_ms += MINUTE_MS
         await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 0
-    archiver.confirm_leadership(until=math.inf)
+    archiver.confirm_leadership(LeadershipConfirmation(math.inf))
     for _ in range(2):
         clock.now_ms += MINUTE_MS
         await archiver.step(observe(writer, 6))

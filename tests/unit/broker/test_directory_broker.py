@@ -15,6 +15,7 @@ import pytest
 
 from tests.builders import batch
 from tests.support.file_calls import counted_file_calls
+from tests.unit.broker.test_disk_use import settle
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.log_dir import read_local_log
 from tieringd.errors import (
@@ -263,6 +264,33 @@ async def test_log_bounds_do_not_walk_again_what_was_walked(broker, orders):
     append(log_file(orders, 6), batch(9))
 
     assert await bounds_of(broker, orders) == LogBounds(0, 12, 12)
+
+
+async def test_log_bounds_that_need_no_walk_are_still_of_one_epoch(broker, orders):
+    """A log that is as it was when it was walked has no bounds under an epoch that its files do not have."""
+    write_segment(orders, 0, batch(0))
+    (Path(orders.path) / "leader-epoch-checkpoint").write_bytes(encode_epoch_checkpoint([(4, 0)]))
+    settle(Path(orders.path))
+    log = read_local_log(orders)
+    for epoch, led in ((4, True), (4, True), (3, False), (4, True)):
+        bounds = (await broker.log_bounds([log], leader_epochs={_NAME: epoch}))[_NAME]
+        assert isinstance(bounds, LogBounds if led else LeadershipChanged)
+
+
+async def test_replicas_are_the_same_object_until_an_epoch_or_a_partition_changes(broker, orders, tmp_path):
+    """An unchanged view is the same object, so that callers keep what follows from it."""
+    other = replace(orders, topic_partition=TopicPartition("orders", 1), path=str(tmp_path / "orders-1"))
+    checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
+    checkpoint.write_bytes(encode_epoch_checkpoint([(4, 0)]))
+    settle(Path(orders.path))
+    first = await broker.replicas([orders])
+    assert await broker.replicas([orders]) is first
+    # A broker replaces its checkpoint, and does not write to it.
+    recreated = tmp_path / "checkpoint.tmp"
+    recreated.write_bytes(encode_epoch_checkpoint([(4, 0), (6, 0)]))
+    recreated.replace(checkpoint)
+    assert (await broker.replicas([orders])).replicas == {_NAME: Replica(6, is_leader=True)}
+    assert set((await broker.replicas([other])).replicas) == {other.topic_partition}
 
 
 async def test_log_bounds_hold_the_stable_offset_back_at_an_open_transaction(broker, orders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,25 @@ def test_unchanged_partition_is_the_same_object(log_dir):
     layout = KafkaLayout()
     (_, [first]), (_, [second]), (_, [third]) = (round_of(layout, log_dir) for _ in range(3))
     assert first is second is third
+
+
+def test_unchanged_partitions_of_a_scan_are_the_same_tuple(log_dir):
+    """A scan that finds the same partitions says so by identity. Another partition makes another tuple."""
+    layout = KafkaLayout()
+    first, second = (layout.scan([str(log_dir)]).partitions for _ in range(2))
+    assert first is second
+    LogWriter(log_dir, "orders", 1, topic_id=OLD_ID)
+    assert layout.scan([str(log_dir)]).partitions != first
+
+
+def test_log_is_of_the_partition_that_is_asked_for(log_dir):
+    """A caller may know another id of the topic than the files have: the cluster's."""
+    layout = KafkaLayout()
+    (partition,) = layout.scan([str(log_dir)]).partitions
+    first = layout.read_log(partition, ())
+    asked = replace(partition, topic_id=NEW_ID)
+    assert layout.read_log(asked, ()) == replace(first, partition=asked)
+    assert layout.read_log(partition, ()) == first
 
 
 @pytest.mark.parametrize("rounds_before", [1, 2, 3])

@@ -25,9 +25,10 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.listed_partitions import ListedPartitions
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.broker.disk_use import FULL_SCAN_EVERY
-from tieringd.config import parse_config
+from tieringd.config import Config, parse_config
 from tieringd.daemon.housekeeping_jobs import housekeeping_of
 from tieringd.metrics import Metrics
 from tieringd.space.space_manager import SpaceManager
@@ -187,6 +188,8 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
         with (
             counted(Archiver, "step") as steps,
             counted(Reconciler, "archived_one") as asked,
+            counted(ListedPartitions, "__init__") as listings,
+            counted(Config, "topic") as resolved,
             counted_tasks() as tasks,
             counted_file_calls() as calls,
         ):
@@ -202,6 +205,8 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert daemon.request_bytes == 0, "nothing was read or written"
     # Merge and re-upload plan, and then ask, once after each of the polls.
     assert asked[0] <= 2 * 2 * 2 * PARTITIONS
+    # What follows from the names, the roles and the settings is kept from the last round.
+    assert (listings[0], resolved[0]) == (0, 0)
     # All goes on in the tasks that there are.
     assert tasks[0] == 0
     # A round asks for each directory and each segment. A measurement of the disks asks for

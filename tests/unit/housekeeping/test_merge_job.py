@@ -22,6 +22,20 @@ from tieringd.housekeeping.partition_sweep import ArchivedPartition
 SEGMENTS = 8
 
 
+class RefusesOnce:
+    """A claim whose next commit the store refuses; after that the queue has its own claim again."""
+
+    def __init__(self, queue):
+        self.queue, self.claim = queue, queue._claim
+
+    async def commit(self, *_):
+        self.queue._claim = self.claim
+        raise store_unavailable("put")
+
+    def __getattr__(self, name):
+        return getattr(self.claim, name)
+
+
 class Merging(Daemon):
     """A daemon whose brokers keep next to nothing, and its job that merges three segments into one."""
 
@@ -171,13 +185,7 @@ async def test_archiver_that_cannot_commit_does_not_hold_up_the_others(daemon, s
     async with daemon.running():
         await settled(daemon)
         (first, archiver, _), *_ = daemon.reconciler.archived()
-        commit = archiver._claim.commit
-
-        async def refuse(*_):
-            archiver._claim.commit = commit
-            raise store_unavailable("put")
-
-        archiver._claim.commit = refuse
+        archiver._changes._claim = RefusesOnce(archiver._changes)
         await daemon.turns()
         assert [len(named) for named in daemon.archived().values()] == [SEGMENTS, 4, 4]
         joins = [key for operation, key in store.requests if operation == "join"]
@@ -221,18 +229,12 @@ async def test_end_of_the_archiver_is_not_the_end_of_the_job(daemon, store):
     async with daemon.running():
         await settled(daemon)
         (_, archiver, _), *_ = daemon.reconciler.archived()
-        offer = archiver.offer
-
-        def moved_away(change):
-            archiver.close()
-            return offer(change)
-
-        archiver.offer = moved_away
+        archiver.close()
         for _ in range(3):
             await daemon.job.turn(requests_max=1)
         assert [len(named) for named in daemon.archived().values()] == [SEGMENTS, 4, 4]
         # The reconciler starts one that failed anew, under the same leadership.
-        archiver.offer, archiver._changes = offer, ChangeQueue(archiver._claim)
+        archiver._changes = ChangeQueue(archiver._claim)
         await daemon.turns()
         assert [len(named) for named in daemon.archived().values()] == [4, 4, 4]
 

@@ -12,7 +12,7 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.partition import TopicIdPartition
-from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry, partition_counts
 
 ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
 
@@ -50,9 +50,9 @@ def partition(number: int) -> TopicIdPartition:
 
 async def test_topic_is_counted_by_its_highest_partition(registry, manifests):
     """The manifest is made with the first partition, grows with others, and never shrinks."""
-    await registry.ensure([partition(0)])
-    await registry.ensure([partition(2), partition(1)])
-    await registry.ensure([partition(0)])
+    await registry.ensure(partition_counts([partition(0)]))
+    await registry.ensure(partition_counts([partition(2), partition(1)]))
+    await registry.ensure(partition_counts([partition(0)]))
     assert (await manifests.load_topic(ORDERS)).partition_count == 3
 
 
@@ -110,7 +110,7 @@ async def test_damaged_manifest_keeps_what_was_known(registry, manifests, store)
 
 async def test_change_is_made_on_what_others_left(registry, manifests):
     """A change by another daemon in between is kept."""
-    await registry.ensure([partition(0)])
+    await registry.ensure(partition_counts([partition(0)]))
     await manifests.ensure_topic(ORDERS, partition_count=5)
     changed = await registry.change(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
     assert (changed.partition_count, changed.archiving) == (5, Archiving.PAUSED)
