@@ -166,7 +166,7 @@ async def test_stop_while_workers_start_does_not_wait_for_them():
 
 async def test_worker_that_starts_slowly_is_not_killed():
     """It lists a large bucket, or waits for its store. It says that it is alive until it serves."""
-    async with pool_of("slow", count=1, silent_seconds=0.6) as pool:
+    async with pool_of("slow", count=1, silent_seconds=2.0) as pool:
         await pool.start()
         assert pool.status()[0].restarts == 0
 
