@@ -43,7 +43,7 @@ async def main(kind: str, link_fd: int) -> int:
         await link.drained()
         return 1
     if kind == "slow":
-        for _ in range(6):
+        for _ in range(8):
             await pulses.acquire()
         link.resume()
     if kind == "asked":
