@@ -136,7 +136,7 @@ def test_batch_with_an_impossible_length_is_not_waited_for():
 
 @given(st.lists(st.integers(1, len(DATA) - 1), max_size=12).map(sorted))
 def test_what_has_passed_is_whole_batches(ends):
-    """After each piece: up to the end of the last batch that was taken whole, and the offset after that."""
+    """It ends with the last batch that was taken whole, wherever the pieces end."""
     check = BatchCheck(BOUNDS)
     assert check.passed == (0, 100)
     for begin, end in pairwise([0, *ends, len(DATA)]):
