@@ -67,6 +67,7 @@ OWN_TESTS = {
     "tieringd topic delete-records": "it needs a broker: tests/e2e/test_gateway.py",
     "tieringd init": "tests/unit/cli/test_init.py",
     "tieringd doctor": "tests/unit/cli/test_doctor.py",
+    "tieringd groups describe": "it needs a group: tests/unit/cli/test_groups.py",
 }
 """Commands of tieringd that need more than a daemon over a directory, and the tests that run them."""
 RUN_AS_BLOCKS = {"first_topic.md", "drill.md"}
