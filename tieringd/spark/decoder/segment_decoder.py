@@ -42,7 +42,7 @@ Bytes of keys, values and headers in a record batch. A larger one leaves the pro
 Spark's rows, and Spark waits longer for the first one.
 """
 
-_TEXT_BYTES_LIMIT: Final = (2**31 - 1) // 3
+TEXT_BYTES_LIMIT: Final = (2**31 - 1) // 3
 """
 Limit for the bytes of a batch with headers. Each byte of a malformed header name may become three bytes, and
 Arrow counts a column's bytes in 31 bits.
@@ -97,7 +97,7 @@ class SegmentDecoder:
             ConfigError: A column is unknown or named twice, or *columns* is empty.
             ValueError: *rows_max* or *bytes_max* is out of range.
         """
-        if not (0 < rows_max <= _ROWS_LIMIT and 0 < bytes_max <= _TEXT_BYTES_LIMIT):
+        if not (0 < rows_max <= _ROWS_LIMIT and 0 < bytes_max <= TEXT_BYTES_LIMIT):
             raise ValueError(f"a record batch cannot have {rows_max} rows or {bytes_max} bytes")
         self.corrupt: list[CorruptBatch] = []
         """The damaged batches that were skipped, in order."""
@@ -106,7 +106,7 @@ class SegmentDecoder:
         self._buffer = RowBuffer(
             columns, topic=topic, partition=partition, rows_max=rows_max, bytes_max=bytes_max
         )
-        limit_bytes = _TEXT_BYTES_LIMIT if "headers" in columns else MAX_DECOMPRESSED_BYTES
+        limit_bytes = TEXT_BYTES_LIMIT if "headers" in columns else MAX_DECOMPRESSED_BYTES
         self._batches = SegmentBatchReader(selection, limit_bytes=limit_bytes)
         self._check = None if expected is None else RunCheck(expected)
         self._kernel = kernel()
