@@ -88,7 +88,7 @@ class _Matched:
     """The mapping of the `BrokerSnapshot`: the same object again where nothing has changed."""
     unclear: frozenset[TopicPartition]
     confirmation: LeadershipConfirmation
-    """What the archivers of the partitions in *wanted* share: a round prolongs it for all of them at once."""
+    """The confirmation that the archivers of *wanted* share. Each round prolongs it for all of them."""
 
 
 class Reconciler:

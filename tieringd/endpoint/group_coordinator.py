@@ -127,7 +127,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What this endpoint knew when a request of a group arrived."""
+    """The state of this endpoint when a request of a group arrived."""
 
     was_here: bool
     """Whether the member was connected here."""
@@ -137,12 +137,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class CommitSource:
-    """What tells whether a commit is the older of two, beside what the group knows of the member."""
+    """The origin of a commit. It helps to tell whether a newer commit has overtaken this one."""
 
     is_connected: Callable[[], bool]
     """Says whether the client still has the connection that the commit came on."""
     memberless: Collection[tuple[GroupTopic, int]] = ()
-    """The partitions that a consumer commits that is no member: it has no generation and no place."""
+    """The committed partitions, if the consumer is no member: no generation tells which commit is newer."""
 
 
 class OvertakenRequest(ProtocolViolation):

@@ -198,7 +198,7 @@ class Hydrator:
         self._flights: SingleFlight[_Place, _Arrival] = SingleFlight(_when_closed, unwaited_above=FLIGHTS_MAX)
         self._prefetches: set[Flight[_Place, _Arrival]] = set()
         self._arriving: dict[Flight[_Place, _Arrival], ArrivingChunk] = {}
-        """What has arrived of the chunk of each flight."""
+        """The arrived part of the chunk of each flight."""
         self._sequences = ReadSequences()
         self._ahead: SingleFlight[str, None] = SingleFlight(_when_closed)
         self._layouts: OrderedDict[tuple[int, ...], ChunkLayout] = OrderedDict()
