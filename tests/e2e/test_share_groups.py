@@ -33,6 +33,7 @@ _RULES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
+_STATE_TOPIC = "__share_group_state"
 _CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 
 
@@ -49,6 +50,9 @@ async def cluster(tmp_path):
             "kafka.admin.ConfigCommand",
             *(*at, *to_group, "--add-config", "share.auto.offset.reset=earliest"),
         )
+        # The broker makes the topic of the group's state with the group's first request, and on a slow machine
+        # this broker's coordinator then keeps no state ("Metadata image is null").
+        await cluster.create_topic(_STATE_TOPIC, configs={"cleanup.policy": "delete"})
         yield cluster
     finally:
         await cluster.kill()
