@@ -53,8 +53,8 @@ _PROPERTIES = {
     "transaction.state.log.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
-    # A killed broker may come back once its session is over.
-    "broker.session.timeout.ms": "4000",
+    # Kafka's own session: on a busy machine a JVM may stand still for four seconds, and would lose leadership.
+    "broker.session.timeout.ms": "9000",
     "broker.heartbeat.interval.ms": "500",
     "log.message.timestamp.after.max.ms": "9223372036854775807",
 }
