@@ -249,6 +249,11 @@ class Reconciler:
         archiver = self.archiver(leadership)
         return archiver.last_manifest if archiver else None
 
+    def held_manifest(self, leadership: Leadership) -> PartitionManifest | None:
+        """Return the last manifest that was certain under a leadership's epoch; None before the first one."""
+        archiver = self.archiver(leadership)
+        return archiver.held_manifest if archiver else None
+
     def request_space(self, leadership: Leadership, next_offset: int) -> None:
         """Let an archiver trim durable segments before *next_offset*, because the disk needs room."""
         running = self._running.get(leadership)
