@@ -26,9 +26,15 @@ _TOLD_SECONDS: Final = 3.0
 
 
 class AwakeClock:
-    """The seconds in which this process ran. Belongs to one event loop; `run` must run in it."""
+    """
+    The seconds in which this process ran. Belongs to one event loop.
 
-    def __init__(self) -> None:
+    `run` must run in the loop, or what uses the clock reads it at least once in `BEAT_SECONDS`.
+    """
+
+    def __init__(self, *, is_telling: bool = True) -> None:
+        """Log pauses if *is_telling*: one clock of a process does."""
+        self._is_telling = is_telling
         self._seconds = 0.0
         self._read_at: float | None = None
         """When this clock was read last, in loop time."""
@@ -39,7 +45,7 @@ class AwakeClock:
         passed = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
         self._seconds += min(passed, _STEP_SECONDS_MAX)
-        if passed - BEAT_SECONDS >= _TOLD_SECONDS:
+        if self._is_telling and passed - BEAT_SECONDS >= _TOLD_SECONDS:
             log.warning("this process stood still", seconds=round(passed, 1))
         return self._seconds
 
