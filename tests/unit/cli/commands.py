@@ -41,7 +41,7 @@ class Done:
 
 def tieringd(*arguments: object, **environ: str) -> Done:
     """Run a command as a process to its end; *environ* is added to the environment."""
-    return _done(run_to_end(*map(str, arguments), environ=_without_config() | environ, timeout_seconds=120))
+    return _done(run_to_end(*map(str, arguments), environ=_without_config() | environ, timeout_seconds=300))
 
 
 def from_the_start(*arguments: object, **environ: str) -> Done:
@@ -50,7 +50,7 @@ def from_the_start(*arguments: object, **environ: str) -> Done:
         command(*map(str, arguments)),
         check=False,
         capture_output=True,
-        timeout=120,
+        timeout=300,
         env=_without_config() | environ,
     )
     return _done(done)

@@ -318,7 +318,7 @@ def test_submit_file_is_the_commands_of_this_group():
     path = Path(invoked("spark", "submit-file").output.strip())
     assert path.is_file()
     command = [sys.executable, path, "usage", "--help"]
-    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert found.returncode == 0, found.stderr
     assert "Count bytes, objects and requests" in " ".join(found.stdout.split())
 
