@@ -147,9 +147,12 @@ class GatewayServer:
         self._hosts: Counter[str] = Counter()
         """The number of connections of each host, those that still shake hands included."""
         self._host_of: dict[ClientConnection, str] = {}
-        self._shaking = 0
-        self._arriving: set[socket.socket] = set()
-        """Accepted sockets that a task still introduces or shakes hands with, as far as it has begun."""
+        self._arriving: dict[socket.socket, str | None] = {}
+        """
+        Accepted sockets that a task introduces or shakes hands with, each with the host it counts for.
+
+        None is before the load balancer has told the host.
+        """
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: tuple[asyncio.Task[None], ...] = ()
@@ -182,7 +185,7 @@ class GatewayServer:
     @property
     def open_connections(self) -> int:
         """Return how many clients are connected."""
-        return len(self._connections) + self._shaking
+        return len(self._connections) + len(self._arriving)
 
     @property
     def budget(self) -> MemoryBudget:
@@ -231,9 +234,10 @@ class GatewayServer:
     async def close(self, *, grace_seconds: float = 5.0) -> None:
         """Accept no further client or request, wait for answers that are due, and close everything."""
         await cancelled(tuple(self._tasks))
-        for sock in self._arriving:
+        for sock in list(self._arriving):
             # A task that is cancelled before its first step does not close its socket itself.
             sock.close()
+            self._has_arrived(sock)
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
@@ -274,8 +278,7 @@ class GatewayServer:
                 continue
             host = address[0]
             if self._settings.proxy_protocol and self._all_connections < self._settings.max_connections:
-                self._shaking += 1
-                self._arriving.add(sock)
+                self._arriving[sock] = None
                 self._spawn(self._introduce(sock, host))
             else:
                 self._take(sock, host)
@@ -301,10 +304,15 @@ class GatewayServer:
             sock.close()
             raise
         finally:
-            self._shaking -= 1
-            self._arriving.discard(sock)
-            self._note_connections()
+            self._has_arrived(sock)
         self._take(sock, host)
+        self._note_connections()
+
+    def _has_arrived(self, sock: socket.socket) -> None:
+        """Count a socket no more that has a connection from now on, or is closed."""
+        host = self._arriving.pop(sock)
+        if host is not None:
+            self._leave(host)
         self._note_connections()
 
     def _take(self, sock: socket.socket, host: str) -> None:
@@ -339,9 +347,8 @@ class GatewayServer:
         if self._settings.client_tls is None:
             self._add(sock, host)
         else:
-            self._shaking += 1
             self._hosts[host] += 1
-            self._arriving.add(sock)
+            self._arriving[sock] = host
             self._spawn(self._shake(sock, host))
 
     def _turn_away(self, sock: socket.socket, error: OSError) -> None:
@@ -360,10 +367,7 @@ class GatewayServer:
                 log.info("a client's TLS handshake failed", client=host, error=reason)
             return
         finally:
-            self._shaking -= 1
-            self._arriving.discard(sock)
-            self._leave(host)
-            self._note_connections()
+            self._has_arrived(sock)
         try:
             self._add(encrypted, host)
         except Exception as error:  # noqa: BLE001 the boundary between clients
