@@ -7,16 +7,10 @@ version matters where the package was upgraded under a running daemon: they woul
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
-import uvloop
-
 from tieringd import __version__
-from tieringd.cli.logging import configure_logging, set_level
-from tieringd.daemon.workers.endpoint_workers import ENDPOINT, endpoint_worker
-from tieringd.daemon.workers.gateway_workers import GATEWAY, gateway_worker
-from tieringd.daemon.workers.worker import run_worker
+from tieringd.daemon.workers.end_with_daemon import end_with_daemon
 
 WORKER_COMMAND = (sys.executable, "-m", "tieringd.cli.gateway_worker", __version__)
 """Starts a worker; the descriptors follow."""
@@ -33,10 +27,25 @@ def main() -> int:
         )
         return _OTHER_VERSION
     link, port, counts = map(int, sys.argv[2:])
+    end_with_daemon(link)
+    return _served((link, port, counts))
+
+
+def _served(descriptors: tuple[int, int, int]) -> int:
+    # These imports take seconds, and the worker must end with its daemon before.
+    import asyncio  # noqa: PLC0415
+
+    import uvloop  # noqa: PLC0415
+
+    from tieringd.cli.logging import configure_logging, set_level  # noqa: PLC0415
+    from tieringd.daemon.workers.endpoint_workers import ENDPOINT, endpoint_worker  # noqa: PLC0415
+    from tieringd.daemon.workers.gateway_workers import GATEWAY, gateway_worker  # noqa: PLC0415
+    from tieringd.daemon.workers.worker import run_worker  # noqa: PLC0415
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(
             run_worker(
-                (link, port, counts),
+                descriptors,
                 kinds={ENDPOINT: endpoint_worker, GATEWAY: gateway_worker},
                 configure_log=lambda config: configure_logging(config.log),
                 change_log=lambda config: set_level(config.log),
