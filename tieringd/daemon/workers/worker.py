@@ -42,6 +42,10 @@ from tieringd.storage.store_opening import store_limits
 
 log = structlog.get_logger(__name__)
 
+GATEWAY: Final = "gateway"
+"""The kind of workers beside a broker."""
+ENDPOINT: Final = "endpoint"
+"""The kind of workers of an archive-only endpoint."""
 _FORWARDED: Final = frozenset({"warning", "error", "exception", "critical"})
 
 
