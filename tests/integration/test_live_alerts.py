@@ -349,7 +349,9 @@ def test_workers_that_do_not_stay_are_seen(tmp_path, config, watch):
     def kill_workers(daemon):
         for one in daemon.status()["gateway_workers"]:
             if one["is_serving"]:
-                os.kill(one["pid"], signal.SIGKILL)
+                # It may have ended since the status was read: this kills workers again and again.
+                with suppress(ProcessLookupError):
+                    os.kill(one["pid"], signal.SIGKILL)
 
     with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
         until_holding(prometheus)
