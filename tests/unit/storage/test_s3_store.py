@@ -472,7 +472,7 @@ async def test_empty_page_is_not_the_end_of_a_listing():
 
 
 async def test_times_of_a_listing_are_read_in_their_own_form():
-    """To try every form of a time, as the SDK does, is most of a listing's work. Its result is local."""
+    """The SDK tries every form of a time, which is most of a listing's work, and its result is local."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.answer("200 OK", listing("a"))
@@ -499,7 +499,7 @@ async def test_times_of_a_listing_are_read_in_their_own_form():
     ],
 )
 def test_time_is_the_one_that_the_sdk_reads(text):
-    """Whatever form a server gives a time in."""
+    """A server may give a time in any of these forms."""
     assert parsed_time(text) == parse_timestamp(text)
 
 
