@@ -200,7 +200,11 @@ class FakeBroker:
 
         await self._answer("alter_client_quotas", change, may_be_late=True)
 
-    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+    async def share_group_starts(
+        self,
+        *,
+        known: Collection[str] = (),
+    ) -> Mapping[str, Mapping[TopicPartition, int]]:
         """Return the share groups' start offsets. A cluster without any answers at once."""
         if not self.share_groups and not self._faults["share_group_starts"]:
             return {}

@@ -24,7 +24,7 @@ VALUE = bytes(100_000)
 @pytest.fixture
 async def broker(kafka):
     """Give a client of the shared broker, and take away every quota afterwards."""
-    broker = KafkaBroker(KafkaSettings((kafka.bootstrap,), request_timeout_seconds=20))
+    broker = KafkaBroker(KafkaSettings((kafka.bootstrap,), request_timeout_seconds=60))
     yield broker
     left = await broker.client_quotas()
     await broker.alter_client_quotas({entity: dict.fromkeys(values) for entity, values in left.items()})
@@ -32,7 +32,7 @@ async def broker(kafka):
     await broker.close()
 
 
-async def until_quotas(broker, expected, *, seconds=60) -> None:
+async def until_quotas(broker, expected, *, seconds=180) -> None:
     """Return when the broker tells these quotas: it learns of a change a moment after it was made."""
     deadline = time.monotonic() + seconds
     while (seen := await broker.client_quotas()) != expected:
@@ -101,7 +101,7 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
         await brake.let_go()
         await until_quotas(broker, before)
     async with kafka.producer() as producer:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             for _ in range(50):
                 await producer.send_and_wait("braked", VALUE)
 
@@ -114,6 +114,7 @@ async def test_user_without_rights_is_told_which_ones_it_needs(guarded):
             security_protocol="SASL_PLAINTEXT",
             sasl_username="reader",
             sasl_password="right",
+            request_timeout_seconds=60,
         )
     )
     with pytest.raises(

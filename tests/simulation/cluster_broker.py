@@ -13,7 +13,7 @@ from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, 
 from tieringd.model.partition import ClusterView, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tests.fakes.wire import Wire
     from tests.simulation.replication import Replication
@@ -94,7 +94,11 @@ class ClusterBroker:
         """Refuse: no topic here has managed retention."""
         raise BrokerDenied(f"{topic} may not be altered", hint="Leave the retention as it is")
 
-    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+    async def share_group_starts(
+        self,
+        *,
+        known: Collection[str] = (),
+    ) -> Mapping[str, Mapping[TopicPartition, int]]:
         """Return that there are no share groups."""
         return {}
 

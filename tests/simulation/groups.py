@@ -22,6 +22,7 @@ from tieringd.endpoint.group_coordinator import CommitSource, GroupCoordinator
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.metrics import Metrics
 from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupTopic
+from tieringd.pauses import AwakeClock
 from tieringd.policies.group_membership import GroupError, GroupLimits, JoinRequest, SyncRequest
 from tieringd.policies.group_offsets import CommitRequest, commit, offset_of
 
@@ -125,7 +126,8 @@ class Endpoint:
     def __init__(self, store, port, **limits):
         self.store = store = StallingStore(store)
         self.limits = GroupLimits(**({"first_round_ms": 0} | limits))
-        self.leases = EndpointLeases(store, cluster="c", host="h", port=port)
+        self.awake = AwakeClock()
+        self.leases = EndpointLeases(store, cluster="c", host="h", port=port, awake=self.awake)
         self.metrics = Metrics()
         self.coordinator = GroupCoordinator(
             GroupStore(
@@ -134,6 +136,7 @@ class Endpoint:
             self.leases,
             limits=self.limits,
             metrics=self.metrics.groups,
+            awake=self.awake,
             now_ms=now_ms,
             ages_ms=now_ms,
         )
@@ -144,7 +147,9 @@ class Endpoint:
         """Take a lease, and look after groups from now on."""
         await self.leases.start()
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(one()) for one in (self.leases.run, self.coordinator.run)]
+        self.tasks = [
+            loop.create_task(one()) for one in (self.leases.run, self.coordinator.run, self.awake.run)
+        ]
         self.is_alive = True
         return self
 

@@ -240,6 +240,11 @@ class Archiver(LeadershipLogger):
         """Return the manifest that was last known for certain, also while the store does not answer."""
         return self._claim.last_manifest
 
+    @property
+    def held_manifest(self) -> PartitionManifest | None:
+        """Return the last manifest that was certain under this leader epoch; None before the first one."""
+        return self._claim.held_manifest
+
     def confirm_leadership(self, confirmation: LeadershipConfirmation) -> None:
         """Note that the cluster names this broker the leader, as long as *confirmation* says so."""
         self._uploader.confirm_leadership(confirmation)

@@ -95,6 +95,15 @@ class Claim(LeadershipLogger):
             return self._announced
         return self._known.manifest if self._known else None
 
+    @property
+    def held_manifest(self) -> PartitionManifest | None:
+        """
+        Return the manifest that was last known to be in the bucket under this leader epoch; None before that.
+
+        Of what earlier leaders archived and trimmed, nothing is missing in it.
+        """
+        return self._announced
+
     async def current(
         self, begin: Callable[[], PartitionManifest], *, log_start_offset: int = 0
     ) -> StoredManifest:

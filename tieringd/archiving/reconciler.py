@@ -45,14 +45,15 @@ from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicPartition
+from tieringd.pauses import AwakeClock
 from tieringd.policies.upload_plan import UploadLimits, plan_assignment
 
 log = structlog.get_logger(__name__)
 
 LEADERSHIP_FRESH_SECONDS = 30.0
 """
-Minimum time after a reconciliation round during which an archiver may still store objects. The effective
-limit is the largest of this, three round intervals, and three times the last scan's duration.
+Minimum time after a round's last question to the broker during which an archiver may still store objects. The
+effective limit is the largest of this, three round intervals, and three times the last scan's duration.
 """
 
 PINS_GO_WITHIN_SECONDS = 8.0
@@ -144,6 +145,7 @@ class Reconciler:
         self._hint = asyncio.Event()
         self._scan_ended = asyncio.Event()
         self._fault = ""
+        self._awake = AwakeClock()
         self.interval_seconds = interval_seconds
         """Maximum time between two rounds; a hint brings the next one forward."""
         self.rounds = 0
@@ -252,6 +254,11 @@ class Reconciler:
         archiver = self.archiver(leadership)
         return archiver.last_manifest if archiver else None
 
+    def held_manifest(self, leadership: Leadership) -> PartitionManifest | None:
+        """Return the last manifest that was certain under a leadership's epoch; None before the first one."""
+        archiver = self.archiver(leadership)
+        return archiver.held_manifest if archiver else None
+
     def request_space(self, leadership: Leadership, next_offset: int) -> None:
         """Let an archiver trim durable segments before *next_offset*, because the disk needs room."""
         running = self._running.get(leadership)
@@ -307,6 +314,7 @@ class Reconciler:
             upkeep = tasks.create_task(
                 restarted("bookkeeping", self._run_upkeep, on_failure=self._metrics.health.task_failed)
             )
+            awake = tasks.create_task(self._awake.run())
             while not self._stopping:
                 try:
                     await self.step(tasks)
@@ -324,13 +332,15 @@ class Reconciler:
                     self._metrics.reconciled_at.set_to_current_time()
                 await self._wait_for_next_round(self.interval_seconds)
             upkeep.cancel()
+            awake.cancel()
         await self._upkeep.end()
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
         """Do one round: scan, start and stop archivers, hand each its observation, and adjust pins."""
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started, awake_started = clock(), self._awake.now()
         snapshot = await self._observer.scan()
+        awake_seconds = self._awake.now() - awake_started
         matched, before = self._matched, self._snapshot
         # Nearly all of ten thousand partitions are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not snapshot.wanted or matched.unclear != snapshot.unclear:
@@ -338,7 +348,7 @@ class Reconciler:
             self._forget_topics(snapshot)
         elif before is None or before.local is not snapshot.local or before.unnamed is not snapshot.unnamed:
             self._forget_topics(snapshot)
-        matched.confirmation.until = self._fresh_until(scan_seconds=clock() - started)
+        matched.confirmation.until = self._fresh_until(snapshot.asked_at, scan_seconds=awake_seconds)
         for leadership in self._resting.due(self._archive_ms()):
             running = self._running[leadership]
             if running.newest is not None and leadership in snapshot.wanted:
@@ -380,15 +390,15 @@ class Reconciler:
         self._matched = _Matched(snapshot.wanted, snapshot.unclear, confirmation)
         return self._matched
 
-    def _fresh_until(self, *, scan_seconds: float) -> float:
+    def _fresh_until(self, asked_at: float, *, scan_seconds: float) -> float:
         """
         Return until when, in loop time, archivers may store objects because of this round's leadership.
 
-        A long scan, as over a large log that is read for the first time, is likely to be followed by
-        another long one, so it extends the limit.
+        The leadership was true at *asked_at*, when the broker was asked. A long scan, as over a large log
+        that is read for the first time, is likely to be followed by another long one, so it extends the
+        limit. Time in which this process stood still is not in *scan_seconds*.
         """
-        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * scan_seconds)
-        return asyncio.get_running_loop().time() + seconds
+        return asked_at + max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * scan_seconds)
 
     async def _run_upkeep(self) -> None:
         """Run the manifest upkeep after each round, concurrently with the next ones."""

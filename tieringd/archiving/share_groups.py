@@ -9,7 +9,8 @@ cannot tell, everything is held, and they are asked again after `FAILED_PAUSE_SE
 records, but a share group cannot read them there.
 Each hold ends `hold_ms` after the upload of a segment, so no group keeps a disk full for ever.
 
-A group that is not listed any more is held for `FORGET_AFTER_SECONDS` longer: its coordinator may be moving.
+What a group needs is forgotten when the broker that coordinates the group has said twice that it needs
+nothing there, `FORGET_AFTER_SECONDS` apart. While the coordination moves, no broker can say so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -36,9 +37,11 @@ FORGET_AFTER_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    starts: Mapping[TopicPartition, int]
-    listed_at: float
+class _Need:
+    start: int
+    """The first offset that the group needs; negative where it has not begun."""
+    absent_since: float = math.inf
+    """When the group was first said not to need the partition any more; infinite while it does."""
 
 
 class ShareGroups:
@@ -56,7 +59,8 @@ class ShareGroups:
         self._broker = broker
         self._steady_ms = steady_ms
         self.hold_ms = hold_ms
-        self._groups: dict[str, _Group] = {}
+        self._needs: dict[TopicPartition, dict[str, _Need]] = {}
+        """By partition and group."""
         self._asked_at = -math.inf
         self._fault = ""
         self._asking = asyncio.Lock()
@@ -78,11 +82,7 @@ class ShareGroups:
         if self._fault:
             because = f"share groups may need it, and their offsets are not known: {self._fault}"
             return ShareGroupHold(0, because, kept_from_ms)
-        starts = {
-            group: known.starts[partition]
-            for group, known in self._groups.items()
-            if partition in known.starts
-        }
+        starts = {group: need.start for group, need in self._needs.get(partition, {}).items()}
         if not starts:
             return None
         group = min(starts, key=lambda name: (starts[name], name))
@@ -90,26 +90,38 @@ class ShareGroups:
         return ShareGroupHold(max(0, starts[group]), f"share group {group} {begins}", kept_from_ms)
 
     async def _ask(self) -> None:
+        asked_at = self._now()
+        known = {group for needs in self._needs.values() for group in needs}
         try:
-            starts = await self._broker.share_group_starts()
+            starts = await self._broker.share_group_starts(known=known)
         except (BrokerUnavailable, BrokerDenied) as error:
             if self._fault != str(error):
                 log.warning("offsets of share groups are not known", error=str(error))
             self._fault = str(error)
             self._unknown.set(1)
+            self._asked_at = self._now()
         else:
-            now = self._now()
             if self._fault:
                 log.info("offsets of share groups are known again", groups=len(starts))
             self._fault = ""
             self._unknown.set(0)
-            kept = {
-                name: group
-                for name, group in self._groups.items()
-                if now - group.listed_at < FORGET_AFTER_SECONDS
-            }
-            self._groups = kept | {name: _Group(each, now) for name, each in starts.items()}
-        self._asked_at = self._now()
+            self._take(starts, asked_at)
+            self._asked_at = asked_at
+
+    def _take(self, starts: Mapping[str, Mapping[TopicPartition, int]], asked_at: float) -> None:
+        """Use what was asked for at *asked_at*, and keep for a while what is not needed any more."""
+        needs: dict[TopicPartition, dict[str, _Need]] = {}
+        for group, partitions in starts.items():
+            for partition, start in partitions.items():
+                needs.setdefault(partition, {})[group] = _Need(start)
+        now = self._now()
+        for partition, before in self._needs.items():
+            for group, need in before.items():
+                # The earlier answer counts from when it had come, and this one from when it was asked for.
+                if asked_at - need.absent_since < FORGET_AFTER_SECONDS:
+                    absent = replace(need, absent_since=min(need.absent_since, now))
+                    needs.setdefault(partition, {}).setdefault(group, absent)
+        self._needs = needs
 
     def _now(self) -> float:
         return self._steady_ms() / 1000

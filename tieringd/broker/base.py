@@ -123,14 +123,18 @@ class Broker(Protocol):
             BrokerDenied: This user may not, or there is no broker. Some quotas may have been set.
         """
 
-    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+    async def share_group_starts(
+        self, *, known: Collection[str] = ()
+    ) -> Mapping[str, Mapping[TopicPartition, int]]:
         """
         Return the first offset that each share group of the cluster still needs, by group and partition.
 
-        It is negative where the group has not begun. A broker without share groups has none.
+        It is negative where the group has not begun. A broker without share groups has none. A group in
+        *known* that is not in the result is gone: the broker that coordinates it has said so.
 
         Raises:
-            BrokerUnavailable: A live broker does not answer, or cannot tell the offsets now.
+            BrokerUnavailable: A live broker does not answer, or cannot tell the offsets now. Or no broker
+                coordinates a group in *known* now.
             BrokerDenied: This user may not see the offsets of a group.
         """
 

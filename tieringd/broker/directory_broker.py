@@ -170,7 +170,11 @@ class DirectoryBroker:
         names = "; ".join(str(entity) for entity in changes)
         raise BrokerDenied(f"client quotas of {names} cannot be set: broker.kind is none")
 
-    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+    async def share_group_starts(
+        self,
+        *,
+        known: Collection[str] = (),  # noqa: ARG002 the interface
+    ) -> Mapping[str, Mapping[TopicPartition, int]]:
         """Return nothing: there is no broker to coordinate a group."""
         return {}
 

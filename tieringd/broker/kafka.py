@@ -443,11 +443,13 @@ class KafkaBroker:
         """
         kafka_quotas.check_altered(await self._ask(kafka_quotas.alter_request(changes, send_by=send_by)))
 
-    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+    async def share_group_starts(
+        self, *, known: Collection[str] = ()
+    ) -> Mapping[str, Mapping[TopicPartition, int]]:
         """
         Return the first offset that each share group of the cluster still needs, by group and partition.
 
-        Every live broker is asked for the groups that it coordinates.
+        Every live broker is asked for the groups that it coordinates, and for *known* groups that none lists.
         """
         brokers = (await self._metadata(())).brokers
         node_id = _required(self._node_id)
@@ -455,7 +457,7 @@ class KafkaBroker:
         own = addresses.pop(node_id, None)
         if own is None:
             raise BrokerUnavailable(f"broker {node_id} is not among the live brokers of the cluster")
-        return await share_group_starts(self._connections, own, addresses.values())
+        return await share_group_starts(self._connections, own, addresses.values(), known=known)
 
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False

@@ -51,6 +51,7 @@ from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.metrics.readers import READER
 from tieringd.metrics.restarts import restarted
+from tieringd.pauses import AwakeClock
 from tieringd.policies.group_membership import GroupLimits
 from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
@@ -75,10 +76,13 @@ class KeptGroups:
 
     leases: EndpointLeases
     coordinator: GroupCoordinator
+    awake: AwakeClock
+    """Measures the silence of members and of other endpoints."""
 
     def tasks(self, on_failure: Callable[[str], None]) -> Sequence[Coroutine[None, None, None]]:
         """Return what runs until it is cancelled. *on_failure* is that of `restarted`."""
         return (
+            restarted("endpoint_pauses", self.awake.run, on_failure=on_failure),
             restarted("endpoint_lease", self.leases.run, on_failure=on_failure),
             restarted("endpoint_groups", self.coordinator.run, on_failure=on_failure),
             restarted("endpoint_old_offsets", self.coordinator.run_keeping, on_failure=on_failure),
@@ -412,11 +416,13 @@ async def _begin(groups: KeptGroups, archive: Archive, *, place: str) -> None:
 def _kept_groups(
     config: Config, archive: Archive, metrics: Metrics, own: EndpointSettings, cluster: str
 ) -> KeptGroups:
+    awake = AwakeClock()
     leases = EndpointLeases(
         archive.store,
         cluster=cluster,
         host=own.advertised_host,
         port=own.advertised_port,
+        awake=awake,
     )
     gateway = config.gateway
     limits = GroupLimits(
@@ -435,10 +441,11 @@ def _kept_groups(
         leases,
         limits=limits,
         metrics=metrics.groups,
+        awake=awake,
         now_ms=archive.clock,
         ages_ms=archive.clock.ages_ms,
     )
-    return KeptGroups(leases, coordinator)
+    return KeptGroups(leases, coordinator, awake)
 
 
 def _answer_bytes(rates: ReadRates) -> float:

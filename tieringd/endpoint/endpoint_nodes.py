@@ -8,7 +8,8 @@ members of a group usually meet at one endpoint. Nothing depends on it: each end
 and any group.
 
 A lease is judged by the clock of the endpoint that looks at it: it has ended when it was not renewed between
-two looks that lie far enough apart. While the store is away nothing is judged.
+two looks that lie far enough apart. Time in which this process stood still does not count, and while the
+store is away nothing is judged.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tieringd.formats.group_documents import (
     leases_prefix,
     parse_lease_key,
 )
+from tieringd.pauses import AwakeClock
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.listing import list_objects
 
@@ -99,7 +101,7 @@ class _SeenLease:
 
     version: str
     changed_at: float
-    """When this version was seen first."""
+    """When this version was seen first, on the awake clock. It was written before."""
     lease: EndpointLease | None
     """None while it could not be read."""
 
@@ -107,9 +109,10 @@ class _SeenLease:
 class EndpointLeases:
     """The lease of this endpoint, and what is known of the others'. Belongs to one event loop."""
 
-    def __init__(self, store: ObjectStore, *, cluster: str, host: str, port: int) -> None:
+    def __init__(self, store: ObjectStore, *, cluster: str, host: str, port: int, awake: AwakeClock) -> None:
         self._store = store
         self._cluster = cluster
+        self._awake = awake
         self.endpoint_id = secrets.token_hex(8)
         self.own = Node(node_id_of(host, port), host, port)
         self._renewals = 0
@@ -117,9 +120,9 @@ class EndpointLeases:
         """When the last renewal that succeeded was begun."""
         self._others: dict[str, _SeenLease] = {}
         self._gone: dict[str, float] = {}
-        """Since when each lease that has ended is known to have; also of endpoints without any."""
+        """On the awake clock: since when each lease is known to have ended, also of endpoints without any."""
         self._looked_at: float | None = None
-        """When the last look at the others' leases was done."""
+        """When the last look at the others' leases was begun, in loop time."""
 
     async def start(self) -> None:
         """
@@ -172,11 +175,11 @@ class EndpointLeases:
         return all(endpoint_id in self._gone for endpoint_id in self._others)
 
     def gone_since(self, endpoint_id: str) -> float | None:
-        """Return since when an endpoint's lease is known to have ended, in loop time; None while it lives."""
+        """Return since when, on the awake clock, a lease is known to have ended; None while it lives."""
         if endpoint_id == self.endpoint_id:
             return None
         if endpoint_id not in self._others:
-            return self._gone.setdefault(endpoint_id, self._now())
+            return self._gone.setdefault(endpoint_id, self._awake.now())
         return self._gone.get(endpoint_id)
 
     @property
@@ -196,39 +199,42 @@ class EndpointLeases:
         self._renewed_at = began
 
     async def _look(self) -> None:
-        began = self._now()
+        began, awake_began = self._now(), self._awake.now()
         found: dict[str, str] = {}
         async for info in list_objects(self._store, leases_prefix(self._cluster)):
             endpoint_id = parse_lease_key(self._cluster, info.key)
             if endpoint_id is not None and endpoint_id != self.endpoint_id:
                 found[endpoint_id] = info.version
         if not self.is_judging:
-            # Neither the store's absence nor a pause of this process counts against others.
-            self._gone = dict.fromkeys(self._gone, self._now())
+            # The store's absence does not count against others.
+            self._gone = dict.fromkeys(self._gone, self._awake.now())
         for endpoint_id in self._others.keys() - found.keys():
             del self._others[endpoint_id]
             # Its end was orderly, or long ago.
-            self._gone.setdefault(endpoint_id, began)
+            self._gone.setdefault(endpoint_id, awake_began)
         for endpoint_id, version in found.items():
-            await self._take(endpoint_id, version, began)
-        self._looked_at = self._now()
+            await self._take(endpoint_id, version, awake_began)
+        self._looked_at = began
         forgotten = [
             endpoint_id
             for endpoint_id, seen in self._others.items()
-            if began - seen.changed_at >= _FORGOTTEN_SECONDS
+            if awake_began - seen.changed_at >= _FORGOTTEN_SECONDS
         ]
         if forgotten:
             await self._store.delete_many([lease_key(self._cluster, one) for one in forgotten])
 
-    async def _take(self, endpoint_id: str, version: str, now: float) -> None:
+    async def _take(self, endpoint_id: str, version: str, asked_at: float) -> None:
         seen = self._others.get(endpoint_id)
         if seen is None or seen.version != version:
             lease = None if seen is None else seen.lease
-            self._others[endpoint_id] = _SeenLease(version, now, lease or await self._read(endpoint_id))
+            # It may have been written until now, when the answer is here.
+            self._others[endpoint_id] = _SeenLease(
+                version, self._awake.now(), lease or await self._read(endpoint_id)
+            )
             if self._gone.pop(endpoint_id, None) is not None or seen is None:
                 log.info("another endpoint of this archive is seen", endpoint=endpoint_id)
-        elif now - seen.changed_at >= LEASE_SECONDS and endpoint_id not in self._gone:
-            self._gone[endpoint_id] = now
+        elif asked_at - seen.changed_at >= LEASE_SECONDS and endpoint_id not in self._gone:
+            self._gone[endpoint_id] = asked_at
             log.warning("the lease of another endpoint has ended", endpoint=endpoint_id)
 
     async def _read(self, endpoint_id: str) -> EndpointLease | None:

@@ -8,7 +8,8 @@ confirmed.
 
 Heartbeats cost no request: while this endpoint's lease is in force, other endpoints leave its members
 alone, and it knows the group as of the last look, a few seconds ago. `GroupCoordinator.run` looks, and
-removes members that are silent here or whose endpoint has died.
+removes members that are silent here or whose endpoint has died. Silence is measured on the awake clock: what
+members sent while this process stood still lies in its sockets.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tieringd.errors import (
 )
 from tieringd.metrics.groups import GroupMetrics
 from tieringd.model.consumer_group import ConsumerGroup, GroupState, GroupTopic, SubscribedTopic
+from tieringd.pauses import AwakeClock
 from tieringd.policies.consumer_protocol import (
     JOINS,
     ConsumerHeartbeat,
@@ -77,10 +79,6 @@ KEEPING_SECONDS: Final = 600.0
 _TELL_SECONDS: Final = 60.0
 _TRIES: Final = 20
 """Writes of one batch. Each that fails means that another endpoint has written."""
-_STALL_SECONDS: Final = 3.0
-"""
-A pause of this process that is not counted as silence of its members: their requests wait in its sockets.
-"""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,10 +92,11 @@ class _OpenGroup:
     """When the request was begun that has last confirmed the state, in loop time."""
     asked_at: float = 0.0
     heard: dict[str, float] = field(default_factory=dict)
-    """When each member that is connected here was last heard."""
+    """When each member that is connected here was last heard, on the awake clock."""
     waiting: dict[str, int] = field(default_factory=dict)
     """The members whose requests wait for others, and how many requests."""
     round_seen_at: float = 0.0
+    """When the current generation and state was first seen, on the awake clock."""
     queue: list[tuple[Transition[Any], asyncio.Future[Any]]] = field(default_factory=list)
     work: asyncio.Task[None] | None = None
     has_failed: bool = False
@@ -164,6 +163,7 @@ class GroupCoordinator:
         *,
         limits: GroupLimits,
         metrics: GroupMetrics,
+        awake: AwakeClock,
         now_ms: Callable[[], int],
         ages_ms: Callable[[], int],
     ) -> None:
@@ -176,6 +176,7 @@ class GroupCoordinator:
         self._leases = leases
         self.limits = limits
         self._metrics = metrics
+        self._awake = awake
         self.now_ms = now_ms
         self._ages_ms = ages_ms
         self._open: dict[str, _OpenGroup] = {}
@@ -480,10 +481,10 @@ class GroupCoordinator:
         one.known, one.confirmed_at = found, confirmed_at
         group = found.group
         if is_first or (group.generation, group.state) != (before.generation, before.state):
-            one.round_seen_at = self._now()
+            one.round_seen_at = self._awake.now()
         for member_id, member in group.members.items():
             if member.endpoint_id == self.endpoint_id:
-                one.heard.setdefault(member_id, self._now())
+                one.heard.setdefault(member_id, self._awake.now())
         for member_id in list(one.heard):
             known = group.members.get(member_id)
             if known is None or known.endpoint_id != self.endpoint_id:
@@ -497,9 +498,7 @@ class GroupCoordinator:
     async def run(self) -> None:
         """Look at the groups, and remove what is silent, until cancelled."""
         while True:
-            began = self._now()
             await asyncio.sleep(TICK_SECONDS)
-            self._excuse_stall(self._now() - began - TICK_SECONDS)
             # One group whose object is slow does not hold up the others.
             await asyncio.gather(*(self._watch(one) for one in list(self._open.values())))
             self._metrics.groups.set(len(self._open))
@@ -539,15 +538,6 @@ class GroupCoordinator:
             kept = await self.apply(group.group_id, lambda found: _expired(found, now_ms, retention_ms))
             log.info("offsets of a group without members have expired", group=group.group_id, kept=kept)
 
-    def _excuse_stall(self, stalled: float) -> None:
-        """Do not count the time in which this process was stopped: what its members sent is not read yet."""
-        if stalled < _STALL_SECONDS:
-            return
-        log.warning("this endpoint stood still", seconds=round(stalled, 1))
-        for one in self._open.values():
-            one.round_seen_at += stalled
-            one.heard = {name: heard_at + stalled for name, heard_at in one.heard.items()}
-
     async def _watch(self, one: _OpenGroup) -> None:
         now = self._now()
         for member_id in one.waiting:
@@ -583,20 +573,23 @@ class GroupCoordinator:
             {name: _ms(heard_at) for name, heard_at in one.heard.items()},
             self._gone_since_ms,
             _ms(one.round_seen_at),
-            _ms(self._now()),
+            _ms(self._awake.now()),
         )
         due = due_now(group, seen, self.limits)
         if not due:
             return
         watched = {name: group.members[name].endpoint_id for name in due.expired}
+        heard = dict(one.heard)
         now_ms = self.now_ms()
 
         def removed(found: ConsumerGroup) -> Step[int]:
-            # A member that another endpoint has heard meanwhile stays.
+            # A member that this or another endpoint has heard meanwhile stays.
             gone = {
                 name
                 for name, endpoint_id in watched.items()
-                if name in found.members and found.members[name].endpoint_id == endpoint_id
+                if name in found.members
+                and found.members[name].endpoint_id == endpoint_id
+                and one.heard.get(name) == heard.get(name)
             }
             changed = without_members(found, gone, now_ms=now_ms)
             if due.is_round_over:
@@ -625,7 +618,7 @@ class GroupCoordinator:
         one = self._open.get(group_id)
         if one is None:
             self._make_room()
-            one = self._open[group_id] = _OpenGroup(group_id, round_seen_at=self._now())
+            one = self._open[group_id] = _OpenGroup(group_id, round_seen_at=self._awake.now())
         one.asked_at = self._now()
         return one
 
@@ -641,7 +634,7 @@ class GroupCoordinator:
     def _hear(self, one: _OpenGroup, member_id: str) -> None:
         member = one.group.members.get(member_id)
         if member is not None and member.endpoint_id == self.endpoint_id:
-            one.heard[member_id] = self._now()
+            one.heard[member_id] = self._awake.now()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

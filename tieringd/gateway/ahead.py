@@ -223,7 +223,9 @@ class FetchAhead:
             if self._patience is None:
                 self._patience = self._loop.call_at(self._due_at(asked), self._end_wait)
             return None
-        found = self._ready if self._is_followed and not self._has_deleted(asked) else None
+        # The timer that ends the permit is late where this process stood still.
+        is_good = self._is_followed and self._is_permitted and not self._has_deleted(asked)
+        found = self._ready if is_good else None
         if found is not None:
             self._ready = None
         if self._is_followed:

@@ -35,10 +35,22 @@ _KEPT: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
+class ToldBounds:
+    """The broker's word on a log."""
+
+    asked_at: float
+    """When the broker was asked, by the monotonic clock."""
+    bounds: LogBounds | None
+    """None if the broker only follows."""
+    leader_epoch: int
+    """The epoch under which the broker leads, or the leader's."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Told:
     at: float
     """Time of the question to the broker, in loop time."""
-    bounds: LogBounds | TieringError | None
+    answer: ToldBounds | TieringError
 
 
 @dataclass(eq=False, slots=True)
@@ -80,13 +92,13 @@ class CurrentBounds:
         self, partition: TopicIdPartition, local: LocalLog, *, since: float = -math.inf
     ) -> LogBounds | None:
         """Return the bounds as `told_of` does, without their time."""
-        return (await self.told_of(partition, local, since=since))[1]
+        return (await self.told_of(partition, local, since=since)).bounds
 
     async def told_of(
         self, partition: TopicIdPartition, local: LocalLog, *, since: float = -math.inf
-    ) -> tuple[float, LogBounds | None]:
+    ) -> ToldBounds:
         """
-        Return when the broker was asked, and the bounds of a log that it leads; None if it only follows.
+        Return the bounds of a log that the broker leads, and the epoch.
 
         The broker was asked at *since* or later, and in the last second before the call. The question goes on
         if the caller is cancelled: the next caller has its answer.
@@ -106,11 +118,11 @@ class CurrentBounds:
                 raise StorageUnavailable(f"the broker was not asked for {partition}: the gateway is closed")
             ended.result()
             told = self._told.get(partition)
-        if isinstance(told.bounds, TieringError):
+        if isinstance(told.answer, TieringError):
             raise StorageUnavailable(
-                f"the broker does not tell the bounds of {partition} now: {told.bounds}"
-            ) from told.bounds
-        return told.at, told.bounds
+                f"the broker does not tell the bounds of {partition} now: {told.answer}"
+            ) from told.answer
+        return told.answer
 
     async def close(self) -> None:
         """End all questions. The bounds of further partitions are not known."""
@@ -178,18 +190,18 @@ class CurrentBounds:
         self._aging.clear()
         question.asked_at = at = self._now()
         try:
-            found = await self._found(wanted)
+            found = await self._found(wanted, at)
         except TieringError as error:
             found = dict.fromkeys(wanted, error)
         if len(self._told) > _KEPT:
             self._told.clear()
-        self._told |= {partition: _Told(at, bounds) for partition, bounds in found.items()}
+        self._told |= {partition: _Told(at, answer) for partition, answer in found.items()}
 
     async def _found(
-        self, wanted: Mapping[TopicIdPartition, LocalLog]
-    ) -> dict[TopicIdPartition, LogBounds | TieringError | None]:
+        self, wanted: Mapping[TopicIdPartition, LocalLog], asked_at: float
+    ) -> dict[TopicIdPartition, ToldBounds | TieringError]:
         view = await self._broker.replicas([local.partition for local in wanted.values()])
-        found: dict[TopicIdPartition, LogBounds | TieringError | None] = {}
+        found: dict[TopicIdPartition, ToldBounds | TieringError] = {}
         led: dict[TopicIdPartition, LocalLog] = {}
         for partition, local in wanted.items():
             replica = view.replicas.get(partition.topic_partition)
@@ -202,13 +214,14 @@ class CurrentBounds:
             elif replica.is_leader:
                 led[partition] = local
             else:
-                found[partition] = None
+                found[partition] = ToldBounds(asked_at, None, replica.leader_epoch)
         if led:
-            bounds = await self._broker.log_bounds(
-                list(led.values()),
-                leader_epochs={
-                    one.topic_partition: view.replicas[one.topic_partition].leader_epoch for one in led
-                },
-            )
-            found |= {one: bounds[one.topic_partition] for one in led}
+            epochs = {one.topic_partition: view.replicas[one.topic_partition].leader_epoch for one in led}
+            answers = await self._broker.log_bounds(list(led.values()), leader_epochs=epochs)
+            for partition in led:
+                name = partition.topic_partition
+                bounds = answers[name]
+                found[partition] = (
+                    bounds if isinstance(bounds, TieringError) else ToldBounds(asked_at, bounds, epochs[name])
+                )
         return found

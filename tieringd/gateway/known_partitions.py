@@ -75,7 +75,7 @@ class KnownPartitions(Protocol):
         """Return a partition whose archive may be read, or None if it may not be read or was not seen."""
 
     def last_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return the manifest that a partition's archiver in this daemon knows; None without one."""
+        """Return what a partition's archiver in this daemon has read under its leader epoch; None without."""
 
     def deleted_before(self, partition: TopicIdPartition) -> int:
         """Return the offset before which clients of the gateway deleted the records, or 0."""

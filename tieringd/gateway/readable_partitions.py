@@ -9,8 +9,9 @@ A partition that the last scan of the log directories did not see may still have
 it has just moved to this broker, or its directory could not be read. So `find` brings a scan forward and
 waits for it. If that does not help, clients are told to try again.
 
-Manifests of partitions that this daemon archives come from their archivers, which have the newest. All
-other manifests are read again on use, so that a broker that has just become a leader answers with its
+Manifests of partitions that this daemon archives come from their archivers, which have the newest: under the
+leader epoch that the broker tells now, and once they have read the bucket under it. All other manifests are
+read again on use, so that a broker that has just become a leader, also for the second time, answers with its
 predecessor's last commit.
 
 `LogStarts` knows where whole logs begin: at the older of the archive's first offset and the broker's.
@@ -143,9 +144,9 @@ class ReadablePartitions:
         return self._by_name.get(name_of(topic, number))
 
     def last_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return the manifest that a partition's archiver in this daemon knows; None without one."""
+        """See `KnownPartitions`."""
         leadership = self._leaderships.get(partition)
-        return None if leadership is None else self._reconciler.last_manifest(leadership)
+        return None if leadership is None else self._reconciler.held_manifest(leadership)
 
     def deleted_before(self, partition: TopicIdPartition) -> int:
         """Return the offset before which clients of the gateway deleted the records, or 0."""
@@ -241,9 +242,13 @@ class ReadablePartitions:
         bounds = snapshot.wanted[leadership].bounds if leadership is not None else None
         as_of = self._now()
         if self._bounds is not None:
-            as_of, bounds = await self._bounds.told_of(partition, self._local_log(partition), since=since)
+            told = await self._bounds.told_of(partition, self._local_log(partition), since=since)
+            as_of, bounds = told.asked_at, told.bounds
+            if bounds is None or leadership is None or told.leader_epoch != leadership.leader_epoch:
+                # Another broker leads or has led since the last scan, and may have archived and trimmed.
+                leadership = None
         if leadership is not None:
-            manifest = self._reconciler.last_manifest(leadership)
+            manifest = self._reconciler.held_manifest(leadership)
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
                 hidden = self._hidden_in(manifest, partition)
@@ -481,12 +486,18 @@ class LogStarts:
         if is_due and key not in self._lookups and not self._lookups.is_closed:
             self._lookups.begin(key, partial(self._look_up, key, broker_offset))
 
+    async def _first_of_key(self, key: PartitionKey, *, since: float = -math.inf) -> int | None:
+        found = await self._partitions.find(*key, since=since)
+        return None if found is None else await self.first_offset(found)
+
     async def _look_up(self, key: PartitionKey, broker_offset: int) -> None:
         looked_up_at = self._now()
         try:
             async with self._places:
-                found = await self._partitions.find(*key)
-                archive_offset = None if found is None else await self.first_offset(found)
+                archive_offset = await self._first_of_key(key)
+                if archive_offset is None:
+                    # The answer may be a second old, and the log may have been archived and trimmed since.
+                    archive_offset = await self._first_of_key(key, since=looked_up_at)
         except TieringError as error:
             # Clients are told that the start is unknown, and ask. Their request is answered, or its
             # failure logged.

@@ -232,8 +232,17 @@ class RemoteAnswers:
         return await _side_by_side(asked, self._look_up)
 
     async def _look_up(self, key: PartitionKey, timestamp: int) -> ListedOffset | None:
-        found = await self._partitions.find(*key)
+        found = await self._found_now(key)
         return None if found is None else await self._listed(found, timestamp)
+
+    async def _found_now(self, key: PartitionKey) -> ReadablePartition | None:
+        """
+        Return a partition as it is since the broker has answered.
+
+        The broker's answer is of its own log. What was archived and trimmed before that answer must be seen
+        here: an older manifest would let the client skip it.
+        """
+        return await self._partitions.find(*key, since=self._now())
 
     async def _listed(self, found: ReadablePartition, timestamp: int) -> ListedOffset | None:
         try:
@@ -270,7 +279,7 @@ class RemoteAnswers:
         return await _side_by_side(asked, self._end_of)
 
     async def _end_of(self, key: PartitionKey, leader_epoch: int) -> EpochEnd | None:
-        found = await self._partitions.find(*key)
+        found = await self._found_now(key)
         epochs = found.manifest.epochs if found else ()
         # The broker knows the end of the newest archived epoch, and of every later one.
         if found is None or not epochs or leader_epoch >= epochs[-1][0]:

@@ -206,6 +206,8 @@ class TopicPurgeJob:
             for one in manifests
             if one.lifecycle not in topic_lifecycle.BEYOND_RETURN or topic_lifecycle.may_begin_anew(one)
         }
+        # The answer may be read late; absence is confirmed for the time before the question.
+        asked_ms = self._clock.steady_ms()
         plan = plan_presence(manifests, await self._broker.topic_ids(sorted(names)) if names else {})
         if plan.nothing_known_because != self._said and plan.nothing_known_because:
             log.error("topics that are missing are not taken for deleted", reason=plan.nothing_known_because)
@@ -219,7 +221,7 @@ class TopicPurgeJob:
         for key in sorted(plan.again, key=_order):
             used += await self._change(key, partial(topic_lifecycle.begun_anew, now_ms=now_ms))
         for key, first_ms in since_ms.items():
-            if steady_ms - first_ms >= CONFIRM_AFTER_MS:
+            if asked_ms - first_ms >= CONFIRM_AFTER_MS:
                 noted = partial(
                     topic_lifecycle.noted_as_gone,
                     now_ms=now_ms,

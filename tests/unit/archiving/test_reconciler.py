@@ -17,6 +17,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.reconciler import LEADERSHIP_FRESH_SECONDS
 from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
@@ -72,6 +73,36 @@ async def test_lost_leadership_stops_the_archiver_and_its_series(daemon):
         assert daemon.archived()["orders-1"] == [0]
         assert daemon.value("tieringd_archive_next_offset", **labels) is None
         assert daemon.value("tieringd_led_partitions") == 2
+
+
+@pytest.mark.parametrize("operation", ["topic_configs", "log_bounds"])
+def test_scan_that_the_process_stood_still_in_confirms_no_old_leadership(tmp_path, store, writers, operation):
+    """The broker may have lost the leadership while the process stood still."""
+
+    @virtually
+    async def history():
+        daemon = Daemon(tmp_path, store, writers)
+        async with daemon.running():
+            await daemon.round()
+            answer, loop = getattr(daemon.broker, operation), asyncio.get_running_loop()
+
+            async def answer_before_a_pause(*arguments, **options):
+                found = await answer(*arguments, **options)
+                setattr(daemon.broker, operation, answer)
+                loop.pass_time(300)
+                return found
+
+            setattr(daemon.broker, operation, answer_before_a_pause)
+            daemon.reconciler.hint()
+            await daemon.reconciler.next_scan()
+            ((_, archiver, _), *_) = daemon.reconciler.archived()
+            assert archiver._uploader.is_confirmed is (operation == "topic_configs")
+            # The time in which the process stood still did not make it a long scan.
+            assert archiver._uploader._confirmation.until - loop.time() <= LEADERSHIP_FRESH_SECONDS
+            await daemon.reconciler.next_scan()
+            assert archiver._uploader.is_confirmed
+
+    history()
 
 
 @virtually

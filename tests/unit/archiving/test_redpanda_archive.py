@@ -29,7 +29,8 @@ class TrimmingBroker:
     def __init__(self):
         self.trimmed_before = []
 
-    async def share_group_starts(self):
+    async def share_group_starts(self, *, known):
+        assert not known
         return {}
 
     async def trim(self, leadership, log, *, before_offset, needs_every_replica):

@@ -84,10 +84,53 @@ async def test_group_that_is_not_listed_any_more_is_held_for_a_while(held, broke
     broker.share_groups = {"work": {writer.name: 10}}
     assert (await held()).offset == 10
     broker.share_groups = {}
+    clock.now_ms += int(FRESH_SECONDS * 1000)
+    assert (await held()).offset == 10
     clock.now_ms += int(FORGET_AFTER_SECONDS * 1000) - 1
     assert (await held()).offset == 10
     clock.now_ms += int(FRESH_SECONDS * 1000)
     assert await held() is None
+
+
+@pytest.mark.parametrize("answer", [{}, {"work": {}}])
+async def test_group_that_is_absent_after_a_pause_is_not_forgotten_at_once(
+    held, broker, writer, clock, answer
+):
+    """The process stood still for an hour, or trimmed nothing: this answer is the first without the group."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    assert (await held()).offset == 10
+    clock.now_ms += 3_600_000
+    broker.share_groups = answer
+    assert (await held()).offset == 10
+
+
+async def test_group_that_is_there_again_is_held_anew(held, broker, writer, clock):
+    """Its earlier absence does not count against it."""
+    for offset in (10, 20):
+        broker.share_groups = {"work": {writer.name: offset}}
+        clock.now_ms += int(FRESH_SECONDS * 1000)
+        assert (await held()).offset == offset
+        broker.share_groups = {}
+        for seconds in (FRESH_SECONDS, FORGET_AFTER_SECONDS - FRESH_SECONDS):
+            clock.now_ms += int(seconds * 1000)
+            assert (await held()).offset == offset
+
+
+async def test_groups_that_were_there_are_asked_for_by_name(held, broker, writer, clock):
+    """A broker that lists no group says nothing of those whose coordination moves."""
+    asked = []
+    starts = broker.share_group_starts
+
+    async def noted(*, known):
+        asked.append(set(known))
+        return await starts(known=known)
+
+    broker.share_group_starts = noted
+    broker.share_groups = {"work": {writer.name: 10}}
+    for _ in range(2):
+        await held()
+        clock.now_ms += int(FRESH_SECONDS * 1000)
+    assert asked == [set(), {"work"}]
 
 
 async def test_without_a_time_to_hold_nothing_is_asked(held, groups, broker, writer):

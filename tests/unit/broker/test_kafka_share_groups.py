@@ -17,6 +17,7 @@ OWN, OTHER = ("own", 1), ("other", 2)
 LISTING, DESCRIPTION = (
     load_payload_module(key, version, EntityType.response) for key, version in ((16, 5), (90, 0))
 )
+DESCRIBING = load_payload_module(90, 0, EntityType.request)
 NO_TIME = {"throttle_time": timedelta()}
 
 
@@ -27,6 +28,10 @@ class Brokers:
         self.groups = groups
         self.listing_error = self.group_error = self.partition_error = ErrorCode.none
         self.asked = []
+        self.unlisted = False
+        """Whether brokers list no group although they coordinate some."""
+        self.coordinated = {name: set() for name in groups}
+        """Groups without any offset for which a broker is the coordinator all the same."""
 
     async def send(self, address, request):
         name, api = address[0], request._api.name
@@ -39,11 +44,27 @@ class Brokers:
                 LISTING.ListedGroup(
                     group_id=group, protocol_type="share", group_state="Stable", group_type=kind
                 )
-                for group, kind in [*((group, "share") for group in groups), ("classic group", "classic")]
+                for group, kind in [
+                    *((group, "share") for group in groups if not self.unlisted),
+                    ("classic group", "classic"),
+                ]
             )
             return LISTING.ListGroupsResponse(error_code=self.listing_error, groups=listed, **NO_TIME)
+        wanted = [one.group_id for one in request._build(DESCRIBING).groups]
         return DESCRIPTION.DescribeShareGroupOffsetsResponse(
-            groups=tuple(self._group(group, start) for group, start in groups.items()), **NO_TIME
+            groups=tuple(
+                self._group(group, groups[group]) if group in groups else self._no_group(name, group)
+                for group in wanted
+            ),
+            **NO_TIME,
+        )
+
+    def _no_group(self, name, group):
+        is_here = group in self.coordinated[name]
+        return DESCRIPTION.DescribeShareGroupOffsetsResponseGroup(
+            group_id=group,
+            topics=(),
+            error_code=ErrorCode.group_id_not_found if is_here else ErrorCode.not_coordinator,
         )
 
     def _group(self, group, start):
@@ -58,8 +79,8 @@ class Brokers:
         )
 
 
-def starts_of(brokers):
-    return share_group_starts(brokers, OWN, [OTHER])
+def starts_of(brokers, known=()):
+    return share_group_starts(brokers, OWN, [OTHER], known=known)
 
 
 async def test_groups_of_all_coordinators_are_told():
@@ -118,3 +139,31 @@ async def test_what_was_deleted_meanwhile_needs_nothing(field, code):
     brokers = Brokers(own={"a": 7}, other={})
     setattr(brokers, field, code)
     assert not any((await starts_of(brokers)).values())
+
+
+async def test_known_group_that_no_broker_coordinates_is_not_gone():
+    """Its coordination moves: no broker lists it, and all say that another one coordinates it."""
+    with pytest.raises(BrokerUnavailable, match="no broker coordinates share group a now"):
+        await starts_of(Brokers(own={}, other={}), known=["a"])
+
+
+async def test_known_group_that_its_coordinator_does_not_list_is_described():
+    """The coordinator had not begun when it was asked for its groups."""
+    brokers = Brokers(own={}, other={"a": 7})
+    brokers.unlisted = True
+    assert await starts_of(brokers, known=["a"]) == {"a": {TopicPartition("orders", 3): 7}}
+
+
+async def test_known_group_whose_coordinator_is_not_ready_is_an_error():
+    """It loads what it has to know."""
+    brokers = Brokers(own={}, other={"a": 7})
+    brokers.unlisted, brokers.group_error = True, ErrorCode.coordinator_load_in_progress
+    with pytest.raises(BrokerUnavailable, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        await starts_of(brokers, known=["a"])
+
+
+async def test_known_group_is_gone_when_its_coordinator_says_so():
+    """Another broker's answer, that it is not the coordinator, says nothing."""
+    brokers = Brokers(own={}, other={})
+    brokers.coordinated["other"].add("a")
+    assert await starts_of(brokers, known=["a"]) == {}

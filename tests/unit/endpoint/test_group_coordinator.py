@@ -11,6 +11,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.simulation.groups import GROUP, TOPIC, Endpoint, SlowStore, simulated
 from tieringd.endpoint.endpoint_nodes import LEASE_SECONDS
@@ -90,6 +91,92 @@ def test_stall_of_the_process_is_not_silence_of_its_members():
         await asyncio.sleep(15)
         beat = await endpoint.coordinator.heartbeat(GROUP, "a", None, generation)
         assert beat is GroupError.UNKNOWN_MEMBER_ID
+
+    simulated(0, history)
+
+
+def test_stall_while_a_look_waits_for_the_store_is_not_silence_either():
+    """The process is stopped when a look is under way, and the look's answer comes first when it goes on."""
+
+    async def history():
+        endpoint = await Endpoint(SlowStore(), 1).start()
+        generation = await in_group("a", endpoint)
+        endpoint.store.waits_for = answer = asyncio.Event()
+        for _ in range(12):
+            await asyncio.sleep(1)
+            endpoint.coordinator._hear(endpoint.coordinator._open[GROUP], "a")
+        with capture_logs() as events:
+            asyncio.get_running_loop().pass_time(60)
+            endpoint.store.waits_for = None
+            answer.set()
+            await asyncio.sleep(2)
+        assert [one["event"] for one in events] == ["this process stood still"]
+        assert await endpoint.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
+
+    simulated(0, history)
+
+
+def test_member_that_is_heard_while_its_removal_is_tried_again_stays():
+    """Another endpoint writes first. Meanwhile a heartbeat of the member is answered from memory."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        generation = await in_group("a", first)
+        one = first.coordinator._open[GROUP]
+        await asyncio.sleep(one.heard["a"] + 9.4 - first.awake.now())
+        held = store.held = asyncio.Event()
+        await asyncio.sleep(one.heard["a"] + 10.6 - first.awake.now())
+        assert one.work is not None, "its removal is under way"
+        store.held = None
+        asked = JoinRequest(member("b", second), is_new=True, protocol_type="consumer")
+        joining = asyncio.create_task(second.coordinator.join(GROUP, asked))
+        await asyncio.sleep(0.1)
+        assert await first.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
+        held.set()
+        await asyncio.sleep(1)
+        beat = await first.coordinator.heartbeat(GROUP, "a", None, generation)
+        assert beat is GroupError.REBALANCE_IN_PROGRESS
+        joining.cancel()
+
+    simulated(0, history)
+
+
+def test_lease_in_a_late_answer_is_as_young_as_the_answer():
+    """The store answers a look late: until then the lease may have been renewed."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        second.tasks[0].cancel()
+        first.tasks[0].cancel()
+        second.store.waits_for = answer = asyncio.Event()
+        looking = asyncio.create_task(second.leases._look())
+        await asyncio.sleep(LEASE_SECONDS)
+        await first.leases._renew()
+        answer.set()
+        second.store.waits_for = None
+        await looking
+        await second.leases._look()
+        assert second.leases.gone_since(first.leases.endpoint_id) is None
+
+    simulated(0, history)
+
+
+def test_looks_are_as_old_as_their_questions():
+    """An answer that comes late tells nothing of now: no member of another endpoint is removed by it."""
+
+    async def history():
+        store = SlowStore()
+        endpoint = await Endpoint(store, 1).start()
+        endpoint.tasks[0].cancel()
+        endpoint.store.waits_for = answer = asyncio.Event()
+        looking = asyncio.create_task(endpoint.leases._look())
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        answer.set()
+        endpoint.store.waits_for = None
+        await looking
+        assert not endpoint.leases.is_judging
 
     simulated(0, history)
 

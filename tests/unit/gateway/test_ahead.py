@@ -377,6 +377,17 @@ async def test_unused_answer_is_released_after_a_second(archive, is_late):
 
 
 @virtually
+async def test_answer_that_was_prepared_before_a_pause_is_not_sent(archive):
+    """The client's request is read before the timer that ends the broker's word."""
+    ahead = prepared_for(archive)
+    await asyncio.sleep(PERMIT_SECONDS / 2)
+    asyncio.get_running_loop().pass_time(300)
+    assert ahead.claim(AT_STEP, HEAD) is None
+    assert archive.released == len(archive.questions) == 1
+    ahead.close()
+
+
+@virtually
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_broker_is_asked_again_when_its_word_is_half_a_second_old(archive, is_late):
     """The answer prepared meanwhile is the one that the broker still confirms."""

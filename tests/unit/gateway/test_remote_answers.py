@@ -44,6 +44,7 @@ from tieringd.gateway.published_partitions import PublishedPartitions
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.model.manifest_parts import RecordDeletion
+from tieringd.model.partition import Leadership
 from tieringd.model.tail_cut import cut_back
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading.partition_reader import PartitionReader
@@ -659,6 +660,86 @@ async def test_new_leader_answers_by_what_the_last_one_did(tmp_path, store, writ
         for _ in range(5):
             assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 6
         assert len(store.requests) - requests == 2
+
+
+@virtually
+async def test_broker_that_leads_again_answers_by_what_was_archived_meanwhile(tmp_path, store, writers):
+    """No scan has seen the later epoch, and the archiver of the earlier one knows an old manifest."""
+    writer = writers[0]
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert (await behind.listed(FIRST_MS)).offset == 0
+        assert await behind.listed(FIRST_MS + 3) is None
+        await archived_elsewhere(writer, store)
+        daemon.broker.epochs[writer.name] = 2
+        await asyncio.sleep(0.1)
+        assert (await behind.listed(FIRST_MS + 3)).offset == 3
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 6
+
+
+@virtually
+async def test_records_deleted_while_another_broker_led_are_not_served(tmp_path, store, writers):
+    """The broker leads again, no scan has seen it, and the manifest of before still has the records."""
+    writer = writers[0]
+    for _ in range(2):
+        writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert (await behind.listed(EARLIEST)).offset == 0
+        await shortened(daemon, writer)
+        daemon.broker.epochs[writer.name] = 2
+        await asyncio.sleep(0.1)
+        assert (await behind.listed(EARLIEST)).offset == 3
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        assert await behind.fetch(0) == {}
+
+
+@virtually
+async def test_new_leader_whose_archiver_has_not_read_the_bucket_reads_it(tmp_path, store, writers):
+    """The archiver has only the manifest that this daemon read as a follower, for the store is away."""
+    writer = writers[0]
+    await archived(writer, archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.followed = {one.name: 0 for one in writers}
+    daemon.broker.epochs.clear()
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        assert await behind.listed(FIRST_MS + 3) is None
+        await archived_elsewhere(writer, store)
+        daemon.broker.followed.clear()
+        daemon.broker.epochs |= {one.name: 2 for one in writers}
+        # The archiver's look at the manifest fails. It looks again in the next round.
+        store.fail_next("head", lambda: StorageUnavailable("away"), times=9)
+        await daemon.round()
+        store._faults["head"].clear()
+        leadership = Leadership(writer.identified, 2)
+        assert daemon.reconciler.last_manifest(leadership) is not None
+        assert daemon.reconciler.held_manifest(leadership) is None
+        assert (await behind.listed(FIRST_MS + 3)).offset == 3
+
+
+@virtually
+async def test_segment_that_is_archived_and_trimmed_within_a_second_is_listed(tmp_path, store, writers):
+    """The broker's answer is newer than the trim, so what was known of the archive before does not count."""
+    writer = writers[0]
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.listed(FIRST_MS + 3) is None
+        writer.closed_segment()
+        daemon.reconciler.hint()
+        await asyncio.sleep(0.4)
+        assert stored_manifest(store, writer).next_offset == 6
+        assert (await behind.listed(FIRST_MS + 3)).offset == 3
+
+
+async def archived_elsewhere(writer, store) -> None:
+    """Archive one more segment as the leader of epoch 1, another broker."""
+    writer.begin_epoch(1)
+    writer.closed_segment()
+    elsewhere = archiver_of(writer, archive_in(store, writer_id="b2"), FakeBroker(writer))
+    await archived_by(elsewhere, writer)
+    assert stored_manifest(store, writer).next_offset == 6
 
 
 async def archived_by(archiver, writer) -> None:

@@ -202,6 +202,23 @@ async def test_one_observation_is_not_enough(world, purging):
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
 
 
+async def test_pause_before_the_answer_is_read_confirms_nothing(world, purging):
+    """The second answer is as old as the first one where the process stood still before it read it."""
+    await purging.turn()
+    answer = purging.broker.topic_ids
+
+    async def read_late(topics):
+        found = await answer(topics)
+        world.clock.now_ms += CONFIRM_AFTER_MS
+        return found
+
+    purging.broker.topic_ids = read_late
+    await purging.turn()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.LIVE
+    await purging.turn()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
+
+
 @pytest.mark.parametrize(
     "topics", [{}, {"elsewhere": {"x" * 22}}, {"orders": {"x" * 22}, "third": {"y" * 22}}]
 )
