@@ -199,6 +199,9 @@ class Pinner:
                 self._note(directory, local_log)
             for segment in plan.make:
                 directory.make(local_log.partition, segment)
+            if plan.make:
+                # The broker may have deleted all of these since the scan: then there is nothing to note.
+                directory.tidy(local_log.partition)
         except LocalFileError as error:
             self._count_failure(error)
         return kept

@@ -187,6 +187,17 @@ class PinDirectory:
                 _unlink(directory, [pin.segment.path, *side_files])
             _tidy(directory)
 
+    def tidy(self, partition: LocalPartition) -> None:
+        """
+        Remove the note about a log that has no pin.
+
+        Raises:
+            LocalFileError: It cannot be removed.
+        """
+        directory = self._directory(partition)
+        with named_errors(directory, "be changed"):
+            _tidy(directory)
+
     def listed(self) -> frozenset[str]:
         """
         Return the paths in the root: the directories with pins, of whatever partitions.

@@ -193,7 +193,7 @@ ROUNDS = st.lists(
 @example(rounds=[[("archive", 3)], [], [("close_untold", 3)], []])
 @settings(max_examples=examples(150), deadline=None)
 def test_rounds_that_remember_plan_what_rounds_that_do_not_plan(rounds):
-    """Whatever changes, a partition that has pins or needs some is planned in the next round."""
+    """A partition that has pins or needs some is planned in the next round, whatever changed."""
 
     @virtually
     async def run() -> None:
@@ -222,7 +222,7 @@ def test_rounds_that_remember_plan_what_rounds_that_do_not_plan(rounds):
 
 @virtually
 async def test_quiet_partition_is_not_planned_again():
-    """Of partitions without a pin and without a need for one, a round gives the pinner nothing."""
+    """A round gives the pinner nothing of partitions without a pin and without a need for one."""
     world = World()
     for number in range(4):
         world.archive(number)

@@ -564,3 +564,15 @@ async def test_scan_of_many_partitions_lists_the_pins_once_and_sees_those_of_a_s
     assert len(pins.pins) == 3
     assert before(writer.partition) == pins
     assert [pinner.listed()(one.partition) for one in (writer, other)] == [pins, NO_PINS]
+
+
+async def test_segment_that_is_deleted_before_its_pin_is_made_leaves_no_note(pinner, log_dir, root):
+    """A note without a pin would hold the active segment's file, and no later step would remove it."""
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    facts = facts_of(pinner, writer)
+    writer.drop_head()
+    for path in writer.path.glob("*.deleted"):
+        path.unlink()
+    await pinner.step([facts], is_complete=True)
+    assert list(root.iterdir()) == []

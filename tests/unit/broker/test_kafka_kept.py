@@ -251,7 +251,7 @@ ROUNDS = st.lists(
 @example(rounds=[[("upgrade", 1)], [("append", 1)], [("upgrade", 0)], [("follow", 1), ("lag", 2)]])
 @settings(max_examples=examples(40), deadline=None)
 def test_client_that_remembers_answers_as_a_new_one(rounds):
-    """After any changes of the cluster, what was kept from earlier rounds is what a new client reads."""
+    """What was kept from earlier rounds is what a new client reads, after any changes of the cluster."""
 
     async def run() -> None:
         cluster = Cluster()
