@@ -78,7 +78,8 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
     """
     A producer that has had its burst waits while the brake is on, and not any more afterwards.
 
-    The quota allows 20 kB a second over some ten seconds, so a few of these 100 kB are enough to wait.
+    The quota allows 20 kB a second over some ten seconds. These 500 kB are so many that the next record waits
+    as long as Kafka lets it, which is ten seconds.
     """
     await kafka.create_topic("braked")
     await broker.alter_client_quotas({ALICE: {PRODUCER_BYTE_RATE: 5e6}})
@@ -91,8 +92,8 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
         broker, {ALICE: {PRODUCER_BYTE_RATE: float(RATE)}, EVERY_PRODUCER: {PRODUCER_BYTE_RATE: float(RATE)}}
     )
     async with kafka.producer() as producer:
-        for _ in range(3):
-            await producer.send_and_wait("braked", VALUE)
+        for value in (VALUE, VALUE, 3 * VALUE):
+            await producer.send_and_wait("braked", value)
         held = asyncio.ensure_future(producer.send_and_wait("braked", VALUE))
         # Without the brake the broker answers in hundredths of a second.
         assert await asyncio.wait({held}, timeout=1) == (set(), {held})
