@@ -21,6 +21,8 @@ from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import directory_config, run_command, running_daemon, write_config
 from tieringd.formats.sidecar import decode_sidecar
 
+_MOVE_SECONDS = 0.002
+
 
 @pytest.fixture
 def log_dir(tmp_path):
@@ -174,8 +176,10 @@ def test_directory_that_vanishes_during_scans_is_survived(log_dir, write, tmp_pa
     elsewhere, stop = tmp_path / "elsewhere", threading.Event()
 
     def move() -> None:
-        while not stop.is_set():
+        # Without a pause it would take a whole core, which the scans need.
+        while not stop.wait(_MOVE_SECONDS):
             moving.rename(elsewhere)
+            stop.wait(_MOVE_SECONDS)
             elsewhere.rename(moving)
 
     path = write(cloud_storage_reconciliation_interval_ms=1, retention_local_target_bytes_default=-1)

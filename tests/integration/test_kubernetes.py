@@ -216,9 +216,10 @@ class Pod(Daemon):
             | environ
             | {
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                "SUPERVISE_INTERVAL_SECONDS": "0.2",
+                "SUPERVISE_INTERVAL_SECONDS": "0.5",
                 "SUPERVISE_REST_SECONDS": "0.2",
-                "SUPERVISE_SILENT_MAX": "1",
+                # A machine that stands still loses one answer, and not the next one.
+                "SUPERVISE_SILENT_MAX": "2",
                 "SUPERVISE_HEALTH_URL": f"http://127.0.0.1:{config['admin']['port']}/healthz",
             }
         )
@@ -278,7 +279,7 @@ def pod(tmp_path):
     yield pod
     if pod.server.is_running:
         os.killpg(pod.server.pid, signal.SIGKILL)
-        pod.server.wait(60)
+        pod.server.wait(180)
 
 
 # Long: the container's process is started several times.
