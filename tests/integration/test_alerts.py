@@ -385,10 +385,11 @@ CASES = [
     ),
     Case(
         "TieringdGatewayRefuses",
-        {'tieringd_gateway_refused_connections_total{reason="host_rate"}': "0x5 1x10"},
-        {'tieringd_gateway_refused_connections_total{reason="host_rate"}': "4x15"},
+        {"tieringd_gateway_refused_connections_total": "0x5 1x10"},
+        {"tieringd_gateway_refused_connections_total": "4x15"},
         "8m",
         f"The gateway of {HOST} turns clients away: a limit of connections is reached (host_rate)",
+        {"reason": "host_rate"},
     ),
     Case(
         "TieringdGroupsNotStored",

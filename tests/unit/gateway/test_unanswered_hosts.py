@@ -18,12 +18,12 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.fakes.gateway_peers import closed, running
+from tests.fakes.gateway_peers import running
 from tests.fakes.log_lines import listening
 from tests.support.archive_endpoints import until
 from tests.support.raw_kafka import connected
 from tests.unit.daemon.test_worker_pool import pool_of
-from tests.unit.gateway.test_connection_rates import SLOW, connect_until_full, served
+from tests.unit.gateway.test_connection_rates import SLOW, connect_until_full, refused, served
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.shared_port import ConnectionCounts, SharedPort, listening_socket
@@ -200,8 +200,7 @@ async def test_gateway_does_not_answer_a_host_that_it_has_refused(broker):
     async with running(broker, **SLOW) as server:
         listener, server._unanswered._seconds = server._listener, LONG
         await connect_until_full(broker, server, "127.0.0.2")
-        async with connected(server.port, host="127.0.0.2") as refused:
-            assert await closed(refused) == b""
+        await refused(server, "127.0.0.2")
         assert server.counters.unanswered_hosts == 1
         assert has_filter(listener)
         with knocking(listener, "127.0.0.2"):
@@ -236,8 +235,7 @@ async def test_gateway_that_ends_takes_its_filter_away_and_one_that_starts_finds
     async with gateway_on_a_shared_socket(broker) as (server, listener):
         server._unanswered._seconds = LONG
         await connect_until_full(broker, server, "127.0.0.2")
-        async with connected(server.port, host="127.0.0.2") as refused:
-            assert await closed(refused) == b""
+        await refused(server, "127.0.0.2")
         assert has_filter(listener)
 
 
