@@ -7,8 +7,10 @@ turns, because a machine's speed drifts:
 * stream, drain: one partition's segments of 64 MiB closed while the store is up; then one segment in each
   of a thousand partitions, closed while the store was away, from its return until the last is durable.
   They are as large as the stream's, so that only their number of partitions tells the two apart; brokers
-  make larger ones by default. Smaller ones (`--segment-bytes`) cost more a byte: data, index and manifest
-  are three requests for each. The controller is held at maximum shares.
+  make larger ones by default. The controller is held at maximum shares.
+* stream_16m, drain_16m: the same with segments of 16 MiB. They cost more a byte: data, index and manifest
+  are three requests for each. `drain_vs_stream_16m` compares the drain with the stream of 64 MiB, so it shows
+  what small segments cost as well; `drain_16m_vs_same_size` compares it with the stream of its own size.
 * idle: the same drain with the controller held at minimum shares, and nothing else on the machine. Shares
   conserve work where it is as fast as the one at maximum shares: `idle_host_vs_unlimited`.
 * alone, beside: producers, one for each core, that check and append batches as fast as they can, with
@@ -52,6 +54,7 @@ So much is written; the other partitions' files are hard links to it: a backlog 
 from the page cache. It is far more than any processor's own cache holds.
 """
 _STREAM_SEGMENTS = 64
+_SMALL_SEGMENT_BYTES = 16 << 20
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _PRODUCER_SECONDS, _QUICK_PRODUCER_SECONDS = 8.0, 4.0
 _STEADY_SECONDS, _QUICK_STEADY_SECONDS = 40.0, 15.0
@@ -65,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.backlog", description="Measure how a backlog drains."
     )
-    parser.add_argument("--quick", action="store_true", help="one round, about two minutes")
+    parser.add_argument("--quick", action="store_true", help="one round, about three minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     parser.add_argument("--segments", type=int, default=1, help="in each of the thousand partitions")
     parser.add_argument("--segment-bytes", type=int, default=SEGMENT_BYTES, help="of one of those")
@@ -78,7 +81,16 @@ def main() -> None:
         root = Path(directory)
         many = write_many(root / "segments", segments=options.segments, segment_bytes=options.segment_bytes)
         one = {"one-0": write_partition(root / "segments" / "one-0", segments=_STREAM_SEGMENTS)}
-        bench = Bench(root, sink, one=one, many=many)
+        # As many bytes as in the other stream.
+        small_one = {
+            "one-0": write_partition(
+                root / "small" / "one-0",
+                segments=_STREAM_SEGMENTS * SEGMENT_BYTES // _SMALL_SEGMENT_BYTES,
+                segment_bytes=_SMALL_SEGMENT_BYTES,
+            )
+        }
+        small = write_many(root / "small", segments=1, segment_bytes=_SMALL_SEGMENT_BYTES)
+        bench = Bench(root, sink, one=one, many=many, small_one=small_one, small=small)
         speeds = bench.uploads(rounds)
         producers = bench.producers(rounds, seconds=seconds)
         steady = measure_steady(
@@ -91,6 +103,10 @@ def main() -> None:
     figures = {name: median(values) for name, values in samples.items()} | steady
     ratios = {
         "drain_vs_stream": figures["drain_gib_per_second"] / figures["stream_gib_per_second"],
+        "drain_vs_stream_16m": figures["drain_16m_gib_per_second"] / figures["stream_gib_per_second"],
+        "drain_16m_vs_same_size": (
+            figures["drain_16m_gib_per_second"] / figures["stream_16m_gib_per_second"]
+        ),
         "idle_host_vs_unlimited": figures["idle_gib_per_second"] / figures["drain_gib_per_second"],
         "producer_vs_alone": figures["beside_gib_per_second"] / figures["alone_gib_per_second"],
     }
@@ -124,13 +140,23 @@ class Bench:
     """The segments, the sink, and the runs over them."""
 
     def __init__(
-        self, root: Path, sink: Sink, *, one: Mapping[str, list[Path]], many: Mapping[str, list[Path]]
+        self,
+        root: Path,
+        sink: Sink,
+        *,
+        one: Mapping[str, list[Path]],
+        many: Mapping[str, list[Path]],
+        small_one: Mapping[str, list[Path]],
+        small: Mapping[str, list[Path]],
     ) -> None:
+        """Take the segments of one partition and of many by the partition's name; *small* ones likewise."""
         self._root = root
         self._sink = sink
         self._runs = 0
         self._one = one
         self._many = many
+        self._small_one = small_one
+        self._small = small
 
     def uploads(self, rounds: int) -> dict[str, list[float]]:
         """Return GiB/s of a stream, and of drains at maximum and at minimum shares, in turns."""
@@ -138,11 +164,15 @@ class Bench:
             "stream_gib_per_second": [],
             "drain_gib_per_second": [],
             "idle_gib_per_second": [],
+            "stream_16m_gib_per_second": [],
+            "drain_16m_gib_per_second": [],
         }
         for _ in range(rounds):
-            speeds["stream_gib_per_second"].append(self._stream())
-            speeds["drain_gib_per_second"].append(self._drain(shares=MAXIMUM_SHARES))
-            speeds["idle_gib_per_second"].append(self._drain(shares=_MINIMUM_SHARES))
+            speeds["stream_gib_per_second"].append(self._stream(self._one))
+            speeds["drain_gib_per_second"].append(self._drain(self._many, shares=MAXIMUM_SHARES))
+            speeds["idle_gib_per_second"].append(self._drain(self._many, shares=_MINIMUM_SHARES))
+            speeds["stream_16m_gib_per_second"].append(self._stream(self._small_one))
+            speeds["drain_16m_gib_per_second"].append(self._drain(self._small, shares=MAXIMUM_SHARES))
         return speeds
 
     def producers(self, rounds: int, *, seconds: float) -> dict[str, list[float]]:
@@ -164,26 +194,26 @@ class Bench:
                 speeds["uploads_beside_gib_per_second"].append(uploads)
         return speeds
 
-    def _stream(self) -> float:
-        with self._daemon(self._one, shares=MAXIMUM_SHARES) as run:
+    def _stream(self, partitions: Mapping[str, list[Path]]) -> float:
+        with self._daemon(partitions, shares=MAXIMUM_SHARES) as run:
             run.close_segments()
             run.wait_until_durable()
             ended = time.monotonic()
-            self._require_all_delivered(self._one)
+            self._require_all_delivered(partitions)
             # From the first request on: the time until the daemon sees the segments is not the stream's.
-            return _bytes_of(self._one) / GIB / (ended - self._sink.first_put_at())
+            return _bytes_of(partitions) / GIB / (ended - self._sink.first_put_at())
 
-    def _drain(self, *, shares: int) -> float:
-        with self._daemon(self._many, shares=shares) as run:
-            started = self._outage(run)
+    def _drain(self, partitions: Mapping[str, list[Path]], *, shares: int) -> float:
+        with self._daemon(partitions, shares=shares) as run:
+            started = self._outage(run, partitions)
             run.wait_until_durable()
             seconds = time.monotonic() - started
-            self._require_all_delivered(self._many)
-            return _bytes_of(self._many) / GIB / seconds
+            self._require_all_delivered(partitions)
+            return _bytes_of(partitions) / GIB / seconds
 
     def _beside(self, producers: Sequence[Producer], *, seconds: float) -> tuple[float, float]:
         with self._daemon(self._many, shares=_MINIMUM_SHARES) as run:
-            self._outage(run)
+            self._outage(run, self._many)
             run.wait_until_durable(1)
             before = run.durable_bytes()
             speed = _produce(producers, seconds=seconds)
@@ -192,11 +222,11 @@ class Bench:
             assert uploaded, "nothing was uploaded beside the producers"
             return speed, uploaded / GIB / seconds
 
-    def _outage(self, run: _Run) -> float:
+    def _outage(self, run: _Run, partitions: Mapping[str, list[Path]]) -> float:
         """Close every segment while the store is away; return when it came back."""
         self._sink.set_available(available=False)
         run.close_segments()
-        run.wait_until_seen(_bytes_of(self._many))
+        run.wait_until_seen(_bytes_of(partitions))
         time.sleep(_OUTAGE_SECONDS)
         self._sink.set_available(available=True)
         return time.monotonic()

@@ -66,6 +66,16 @@ BENCHMARKS: Final = {
     "partitions": Benchmark(
         ("tieringd.daemon.assembly", "tieringd.archiving.reconciler", "tieringd.broker.watch"), 1.5
     ),
+    "idle_broker": Benchmark(
+        (
+            "tieringd.daemon.assembly",
+            "tieringd.daemon.housekeeping_jobs",
+            "tieringd.archiving.reconciler",
+            "tieringd.broker.kafka",
+        ),
+        5,
+    ),
+    "command_start": Benchmark(("tieringd.cli.main",), 0.3),
     "backlog": Benchmark(
         (
             "tieringd.daemon.assembly",
@@ -73,7 +83,7 @@ BENCHMARKS: Final = {
             "tieringd.archiving.upload_controller",
             "tieringd.storage.s3",
         ),
-        1.5,
+        3,
     ),
     "space": Benchmark((), 0.3),
     "manifest": Benchmark((), 0.5),

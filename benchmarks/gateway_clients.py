@@ -131,6 +131,9 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+_IDLE_HOSTS = 20
+
+
 def idle_connections(port: int, count: int) -> ExitStack:
     """Open connections that have asked for versions, as every client does; the stack closes them."""
     module = request_module(18, 3)
@@ -138,8 +141,10 @@ def idle_connections(port: int, count: int) -> ExitStack:
         request_frame(module.ApiVersionsRequest(client_software_name="idle", client_software_version="1"))
     )
     stack = ExitStack()
-    for _ in range(count):
-        connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+    for number in range(count):
+        # From many hosts, because the gateway limits how many connections one of them opens in a second.
+        source = (f"127.0.1.{1 + number % _IDLE_HOSTS}", 0)
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), source_address=source))
         connection.sendall(request)
         read_frame(connection)
     return stack

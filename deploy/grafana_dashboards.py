@@ -234,7 +234,12 @@ BOARDS: Final = (
         "tieringd: gateway by principal",
         [
             graph("Clients", "short", "tieringd_gateway_connections@"),
-            graph("Clients refused", "ops", "rate(tieringd_gateway_refused_connections_total@[~])"),
+            graph(
+                "Clients refused",
+                "ops",
+                Query("sum by (reason) (rate(tieringd_gateway_refused_connections_total@[~]))", "{{reason}}"),
+                Query("sum(rate(tieringd_gateway_unanswered_hosts_total@[~]))", "hosts not answered"),
+            ),
             graph("Connections broken", "ops", "rate(tieringd_gateway_broken_connections_total@[~])"),
             graph("From clients", "Bps", "rate(tieringd_gateway_from_client_bytes_total@[~])"),
             graph("From the broker", "Bps", "rate(tieringd_gateway_from_broker_bytes_total@[~])"),

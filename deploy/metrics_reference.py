@@ -44,7 +44,7 @@ class _Everything:
 
     open_connections = 0
     buffered_bytes = 0
-    counts: Mapping[str, int] = dict.fromkeys(GatewayCollector.COUNTERS, 0)
+    counts: Mapping[str, int] = dict.fromkeys(GatewayCollector.COUNTS, 0)
 
     def readiness(self) -> dict[str, str]:
         """Return one reason, for its label."""

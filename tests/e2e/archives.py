@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from tests.support.daemon import Daemon
     from tieringd.model.manifest import PartitionManifest
 
 
@@ -62,6 +63,19 @@ def closed_segments(directory: Path) -> dict[int, bytes]:
 def base_of_active(directory: Path) -> int:
     """Return where the active segment of a partition's directory begins: what is closed ends there."""
     return max(int(path.stem) for path in directory.glob("*.log"))
+
+
+def until_trimmed(daemon: Daemon) -> None:
+    """Return when closed segments are archived, the log is trimmed, and the daemon has seen that it is."""
+    daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
+    daemon.until(
+        lambda: daemon.metric("tieringd_upload_pending_segments") == 0, "all closed segments are archived"
+    )
+    trims = -1
+    # A segment that is archived after the first trim is trimmed by a second one.
+    while trims != len(daemon.events("local log trimmed")):
+        trims = len(daemon.events("local log trimmed"))
+        daemon.until_rounds(3)
 
 
 def archived_manifests(objects: Objects, topic: str, number: int = 0) -> dict[str, PartitionManifest]:

@@ -123,7 +123,7 @@ async def test_killed_move_loses_nothing_and_goes_on(
     async with fault_proxy(seaweedfs.endpoint_url) as proxy:
         proxy.spoil(StallRequest(), where=stalled_at)
         process = start_command(*options, str(through(old, proxy)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             await proxy.stalled.wait()
         process.kill()
         process.wait()

@@ -66,8 +66,8 @@ def read_confluent(bootstrap, topic, isolation, *, first=confluent_kafka.OFFSET_
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, first)])
         while True:
-            message = consumer.poll(60)
-            assert message is not None, f"{topic}: nothing came for a minute after {len(found)} records"
+            message = consumer.poll(180)
+            assert message is not None, f"{topic}: nothing came for three minutes after {len(found)} records"
             if message.error() is not None:
                 assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
                 return found
@@ -114,7 +114,7 @@ async def read_to(bootstrap, topic, isolation, last_offset, *, first=None):
         else:
             consumer.seek(partition, first)
         while not found or found[-1].offset < last_offset:
-            one = await asyncio.wait_for(consumer.getone(), 60)
+            one = await asyncio.wait_for(consumer.getone(), 180)
             kind = ("CreateTime", "LogAppendTime")[one.timestamp_type]
             found.append(SeenRecord(one.offset, one.timestamp, kind, one.key, one.value, tuple(one.headers)))
         return found
@@ -131,7 +131,7 @@ async def test_java_consumer_reads_the_same_offsets(kafka, archive_of_samples, s
         SimpleNamespace(cluster=kafka),
         _CONSOLE,
         *("--bootstrap-server", archive_of_samples.bootstrap, "--topic", TRANSACTIONS, "--partition", "0"),
-        *("--offset", "earliest", "--max-messages", str(len(expected)), "--timeout-ms", "60000"),
+        *("--offset", "earliest", "--max-messages", str(len(expected)), "--timeout-ms", "180000"),
         *("--isolation-level", isolation),
         *("--property", "print.offset=true", "--property", "print.value=false"),
     )
@@ -200,13 +200,13 @@ async def test_reader_at_the_end_gets_what_another_upload_adds(
         try:
             consumer.assign([ClientPartition(topic, 0)])
             await consumer.seek_to_beginning()
-            offsets = [(await asyncio.wait_for(consumer.getone(), 60)).offset for _ in range(first)]
+            offsets = [(await asyncio.wait_for(consumer.getone(), 180)).offset for _ in range(first)]
             assert offsets == list(range(first))
             waiting = asyncio.create_task(consumer.getone())
             await kafka.produce(topic, _VALUES, max_batch_size=200_000)
             done = await asyncio.to_thread(run_command, "run", "--once", "--config", str(config))
             assert done.returncode == 0
-            assert (await asyncio.wait_for(waiting, 60)).offset == first
+            assert (await asyncio.wait_for(waiting, 180)).offset == first
         finally:
             await consumer.stop()
     assert archived_manifest(objects, topic).next_offset > first
@@ -225,14 +225,14 @@ async def test_no_client_writes_and_no_group_keeps_offsets(kafka, archive_of_sam
         confluent.produce(
             topic, b"no", partition=0, on_delivery=lambda error, _, told=told: told.append(error)
         )
-        assert await asyncio.to_thread(confluent.flush, 60) == 0
+        assert await asyncio.to_thread(confluent.flush, 180) == 0
         assert [error.code() for error in told] == [confluent_kafka.KafkaError.POLICY_VIOLATION]
     arguments = kafka.broker.command(
         "org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", bootstrap, "--topic", topic
     )
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*arguments, stdin=pipe, stdout=pipe, stderr=pipe)
-    output, errors = await asyncio.wait_for(process.communicate(b"no\n"), 90)
+    output, errors = await asyncio.wait_for(process.communicate(b"no\n"), 240)
     assert READ_ONLY in (output + errors).decode()
     consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, group_id="group")
     with pytest.raises(GroupAuthorizationFailedError):
@@ -241,7 +241,7 @@ async def test_no_client_writes_and_no_group_keeps_offsets(kafka, archive_of_sam
     subscriber = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "group"})
     try:
         subscriber.subscribe([topic])
-        message = await asyncio.to_thread(subscriber.poll, 60)
+        message = await asyncio.to_thread(subscriber.poll, 180)
     finally:
         subscriber.close()
     assert message.error().code() == confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED

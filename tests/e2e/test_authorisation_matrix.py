@@ -233,7 +233,7 @@ async def test_reader_whose_rule_is_removed_reads_no_further(matrix):
             assert code == ErrorCode.none
         await asyncio.to_thread(remove_rules, cluster.bootstrap, RULES["reader-of-one"])
         stack.callback(add_rules, cluster.bootstrap, RULES["reader-of-one"])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             # Controller and broker take a moment to remove the rule.
             while (await _fetched(direct, _LAST))[0] != ErrorCode.topic_authorization_failed:
                 pass

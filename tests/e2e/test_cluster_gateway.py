@@ -81,7 +81,7 @@ async def test_readers_follow_the_leader_through_the_gateways(tiered, topic):
     seen_too: list[tuple[int, bytes]] = []
 
     async def read(count):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             for _ in range(count):
                 record = await consumer.getone()
                 seen.append((record.offset, record.value))

@@ -26,7 +26,17 @@ def values(count: int) -> list[bytes]:
 
 
 def first_base(directory: Path) -> int:
-    return min(int(path.stem) for path in directory.glob("*.log"))
+    return min(bases(directory))
+
+
+def bases(directory: Path) -> list[int]:
+    return sorted(int(path.stem) for path in directory.glob("*.log"))
+
+
+def pins_of(tmp_path: Path, topic: str) -> list[int]:
+    """Return the base offsets of the pins that the daemon of node 1 has made of a partition."""
+    pins = (tmp_path / "state-1").rglob(f"{topic}-0_*/*-*.log")
+    return sorted(int(path.stem.partition("-")[0]) for path in pins)
 
 
 def names_of_others(log_dir: Path, topic: str) -> set[str]:
@@ -39,7 +49,7 @@ def names_of_others(log_dir: Path, topic: str) -> set[str]:
 
 
 async def test_retention_during_an_outage_loses_nothing_with_pins(
-    brokers, seaweedfs, daemons_of, objects, topic
+    brokers, seaweedfs, daemons_of, objects, topic, *, tmp_path
 ):
     """
     Segments that the broker deletes while the store is away are archived later from pins.
@@ -48,7 +58,8 @@ async def test_retention_during_an_outage_loses_nothing_with_pins(
     """
     log_dir = brokers.log_dir(1)
     others = names_of_others(log_dir, topic)
-    limits = {"retention.ms": "5000"}
+    # After half of it the active segment is pinned as well.
+    limits = {"retention.ms": "20000"}
     await brokers.create_topic(topic, replicas=[[1]], configs=SEGMENTS | limits)
     daemons = daemons_of(topic, **_IMPATIENT)
     daemons.launch()
@@ -58,6 +69,9 @@ async def test_retention_during_an_outage_loses_nothing_with_pins(
     seaweedfs.pause()
     try:
         await brokers.produce(topic, written, **_LARGE)
+        daemons[1].until(lambda: pins_of(tmp_path, topic) == bases(directory), "all segments are pinned")
+        async with cluster_admin(brokers) as admin:
+            await admin.configure(topic, {"retention.ms": "1000"})
         # The active segment too: when it expires it is closed and deleted in one go.
         daemons[1].until(lambda: first_base(directory) == len(written), "the broker has deleted everything")
         daemons[1].until(

@@ -117,7 +117,7 @@ async def test_open_transaction_holds_its_partition_back_and_says_so(brokers, da
         await short.abort_transaction()
         await brokers.produce(topic, values(15), **_LARGE)
         leader.until_next_offset(topic, held_from)
-        leader.until(lambda: held_seconds(leader, topic) > 0, "the metric shows the transaction")
+        leader.until(lambda: (held_seconds(leader, topic) or 0) > 0, "the metric shows the transaction")
         leader.until(
             lambda: "a transaction is open" in (leader.partition(topic)["waits_because"] or ""),
             "the status page shows the transaction",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import time
+import subprocess
 from datetime import datetime
+from itertools import cycle, islice
 
 import pytest
 
@@ -54,15 +55,26 @@ def single_pass(config, output) -> Daemon:
     return Daemon(config, output, "--once")
 
 
-def run_until_killed(config, output, after_seconds) -> bool:
-    """Run one pass and kill it that long after it has begun; say whether it was still running."""
+def run_until_killed(config, output, after_seconds) -> float | None:
+    """Run one pass, and kill it that long after it has begun. Return the seconds of one that ended before."""
     daemon = single_pass(config, output)
     daemon.launch()
     daemon.until(lambda: daemon.events("starting"), "it has begun")
-    # The moment of the kill is what this test varies.
-    time.sleep(after_seconds)
-    daemon.send_signal(signal.SIGKILL)
-    return daemon.wait() == -signal.SIGKILL
+    try:
+        # The moment of the kill is what this test varies.
+        daemon.wait(after_seconds)
+    except subprocess.TimeoutExpired:
+        daemon.send_signal(signal.SIGKILL)
+        if daemon.wait() == -signal.SIGKILL:
+            return None
+    return seconds_of(daemon)
+
+
+def seconds_of(daemon) -> float:
+    """Return how long a pass took from its beginning to its last commit."""
+    (begun,) = daemon.events("starting")
+    last = daemon.events("segment durable")[-1]
+    return (moment_of(last) - moment_of(begun)).total_seconds()
 
 
 def seconds_of_whole_run(tmp_path, log_dir) -> float:
@@ -72,9 +84,7 @@ def seconds_of_whole_run(tmp_path, log_dir) -> float:
     daemon = single_pass(write_config(tmp_path / "reference.yaml", config), tmp_path / "reference.log")
     daemon.launch()
     assert daemon.wait() == 0
-    (begun,) = daemon.events("starting")
-    last = daemon.events("segment durable")[-1]
-    return (moment_of(last) - moment_of(begun)).total_seconds()
+    return seconds_of(daemon)
 
 
 def moment_of(event) -> datetime:
@@ -82,7 +92,7 @@ def moment_of(event) -> datetime:
 
 
 # Long: twenty processes are killed.
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_twenty_kills_during_uploads_lose_and_double_nothing(tmp_path):
     """The archive is a sound prefix whenever the process is killed, and the next runs complete it."""
     log_dir, archive = tmp_path / "logs", tmp_path / "archive"
@@ -105,11 +115,12 @@ def test_twenty_kills_during_uploads_lose_and_double_nothing(tmp_path):
             pending = len(closed_segments(directory)) - assert_sound(objects, topic, directory)
             add_segments(directory, segments=max(0, _PENDING_SEGMENTS - pending), value_bytes=_VALUE_BYTES)
         runs += 1
-        if run_until_killed(config, tmp_path / f"run-{runs}.log", moments[-1] * whole_run_seconds):
+        seconds = run_until_killed(config, tmp_path / f"run-{runs}.log", moments[-1] * whole_run_seconds)
+        if seconds is None:
             moments.pop()
         else:
-            # This run was faster than the first one and has ended before its kill.
-            moments[-1] *= 0.8
+            # It has ended before its kill: the machine is less busy now, and the next run may be faster.
+            whole_run_seconds = 0.9 * seconds
     for topic, directory in directories.items():
         assert_sound(objects, topic, directory)
     manifests = [one for topic in _TOPICS for one in archived_manifests(objects, topic).values()]
@@ -135,7 +146,11 @@ async def test_kills_beside_a_broker_lose_and_double_nothing(
     path = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
     directory = kafka.log_dir() / f"{topic}-0"
     incomplete = 0
-    for number, delay_seconds in enumerate((0, 0.02, 0, 0.01)):
+    delays_seconds = (0, 0.02, 0, 0.01)
+    # On a busy machine each of these kills may come after the last upload. Then there are some more.
+    for number, delay_seconds in enumerate(islice(cycle(delays_seconds), _KILLS)):
+        if number >= len(delays_seconds) and incomplete:
+            break
         await kafka.produce(topic, [random.randbytes(100_000) for _ in range(85)], max_batch_size=200_000)
         with running_daemon(path, tmp_path / f"run-{number}.log") as daemon:
             daemon.until(lambda daemon=daemon: daemon.events("segment durable"), "a segment is durable")

@@ -26,7 +26,7 @@ from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 180
 _POLL_SECONDS = 0.1
 _MIB = 1 << 20
 _DISK_BYTES = 160 * _MIB
@@ -116,7 +116,8 @@ async def operators_quotas(pair):
 
 @asynccontextmanager
 async def asked(pair, node_id):
-    broker = KafkaBroker(KafkaSettings((pair.brokers[node_id - 1].bootstrap,), node_id=node_id))
+    address = pair.brokers[node_id - 1].bootstrap
+    broker = KafkaBroker(KafkaSettings((address,), node_id=node_id, request_timeout_seconds=60))
     try:
         yield broker
     finally:

@@ -168,7 +168,7 @@ def test_line_runs(line, live, monkeypatch):
     text = filled(line, path, new)
     if program(line) == "curl":
         text = text.replace("localhost:9640", daemon.url("").removeprefix("http://"))
-        done = subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True, timeout=300)
         # A grep that finds nothing says so: a daemon that is well has no such series.
         assert done.returncode == 0 or (" grep " in text and done.returncode == 1), done.stderr
         assert not done.stdout.startswith("404")

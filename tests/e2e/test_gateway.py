@@ -17,7 +17,7 @@ from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient
 
-from tests.e2e.archives import archived_manifest
+from tests.e2e.archives import archived_manifest, until_trimmed
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed, write_transactions
 from tests.support.daemon import (
@@ -82,19 +82,6 @@ def trimmed(config) -> Iterator[Daemon]:
         yield daemon
 
 
-def until_trimmed(daemon) -> None:
-    """Return when closed segments are archived, the log is trimmed, and the daemon has seen that it is."""
-    daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-    daemon.until(
-        lambda: daemon.metric("tieringd_upload_pending_segments") == 0, "all closed segments are archived"
-    )
-    trims = -1
-    # A segment that is archived after the first trim is trimmed by a second one.
-    while trims != len(daemon.events("local log trimmed")):
-        trims = len(daemon.events("local log trimmed"))
-        daemon.until_rounds(3)
-
-
 @asynccontextmanager
 async def consumer_of(bootstrap, topic, **settings) -> AsyncIterator[AIOKafkaConsumer]:
     """Open a consumer of partition 0."""
@@ -118,7 +105,7 @@ async def test_every_client_reads_the_same_before_and_after_a_trim(
     before = await consumed(cluster, topic, isolation)
     java = (
         *("--topic", topic, "--partition", "0", "--offset", "earliest", "--isolation-level", isolation),
-        *("--max-messages", str(len(_VALUES)), "--timeout-ms", "60000"),
+        *("--max-messages", str(len(_VALUES)), "--timeout-ms", "180000"),
         *("--property", "print.offset=true", "--property", "print.timestamp=true"),
     )
 
@@ -231,8 +218,10 @@ def downloads(proxy, prefix) -> tuple[list[tuple[str, str]], list[str]]:
 async def test_seeks_and_times_reach_into_the_archive(behind, config_of, topic):
     """One consumer seeks by offset, forwards and back, by time, and to both ends."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
-    for number, value in _WHOLE:
-        await behind.cluster.produce(topic, [value], timestamp_ms=1_700_000_000_000 + number * 1000)
+    async with behind.cluster.producer() as producer:
+        for number, value in _WHOLE:
+            time_ms = 1_700_000_000_000 + number * 1000
+            await producer.send_and_wait(topic, value, partition=0, timestamp_ms=time_ms)
     partition = TopicPartition(topic, 0)
     with trimmed(config_of(topic)):
         async with consumer_of(behind.bootstrap, topic) as consumer:
@@ -265,7 +254,7 @@ async def test_groups_begin_where_the_whole_log_does(behind, config_of, topic):
         )
         consumer.subscribe([topic])
         try:
-            (record,) = consumer.consume(1, 60)
+            (record,) = consumer.consume(1, 180)
             assert record.error() is None, record.error()
             if commit is not None:
                 offset = confluent_kafka.TopicPartition(topic, 0, commit)
@@ -285,7 +274,7 @@ async def test_groups_begin_where_the_whole_log_does(behind, config_of, topic):
 def offsets_until_end(consumer) -> list[int]:
     """Consume up to the last record, and return the offsets in the order in which they came."""
     read: list[int] = []
-    for _ in range(600):
+    for _ in range(1800):
         read += [one.offset() for one in consumer.consume(1000, 0.1) if one.error() is None]
         if read and read[-1] == len(_VALUES) - 1:
             break
@@ -332,7 +321,7 @@ async def test_librdkafka_finds_the_beginning_after_records_of_the_broker(behind
         asked = confluent_kafka.TopicPartition(topic, 0, offset)
         admin = AdminClient({"bootstrap.servers": behind.bootstrap})
         (future,) = admin.delete_records([asked]).values()
-        return future.result(20).low_watermark
+        return future.result(120).low_watermark
 
     with trimmed(config_of(topic)):
         assert await asyncio.to_thread(seek_back) == whole
@@ -359,7 +348,7 @@ async def test_deleted_records_never_come_back(behind, config_of, topic, objects
         asked = confluent_kafka.TopicPartition(topic, 0, offset)
         admin = AdminClient({"bootstrap.servers": behind.bootstrap})
         (future,) = admin.delete_records([asked]).values()
-        return future.result(20).low_watermark
+        return future.result(120).low_watermark
 
     def by_command(offset):
         done = run_json("topic", "delete-records", topic, "--before", str(offset), "--config", str(config))
@@ -404,8 +393,8 @@ async def test_new_topic_is_told_of_before_a_round_has_seen_it(behind, config_of
 
         def asked(name):
             partition = confluent_kafka.TopicPartition(name, 0, 1_700_000_000_000)
-            (at,) = consumer.offsets_for_times([partition], timeout=20)
-            return consumer.get_watermark_offsets(partition, timeout=20), at.error, at.offset
+            (at,) = consumer.offsets_for_times([partition], timeout=120)
+            return consumer.get_watermark_offsets(partition, timeout=120), at.error, at.offset
 
         try:
             for number in range(5):
@@ -472,7 +461,7 @@ async def test_store_that_is_away_costs_a_client_no_record(behind, config_of, to
                 reading = asyncio.create_task(consumer.getone())
             finally:
                 await asyncio.to_thread(seaweedfs.launch)
-            record = await asyncio.wait_for(reading, 90)
+            record = await asyncio.wait_for(reading, 240)
             assert (record.offset, record.value) == (0, _VALUES[0])
 
 
@@ -521,11 +510,11 @@ async def test_topics_and_groups_are_administered_through_the_gateway(behind, co
         admin = AdminClient({"bootstrap.servers": behind.bootstrap})
 
         def partitions():
-            return sorted(admin.list_topics(topic, timeout=20).topics[topic].partitions)
+            return sorted(admin.list_topics(topic, timeout=120).topics[topic].partitions)
 
         new = confluent_kafka.admin.NewTopic(topic, 3, 1)
-        await asyncio.to_thread(admin.create_topics([new])[topic].result, 20)
+        await asyncio.to_thread(admin.create_topics([new])[topic].result, 120)
         # A broker may tell of a new topic a moment after the controller has made it.
         daemon.until(lambda: partitions() == [0, 1, 2], "the topic is there")
-        await asyncio.to_thread(admin.delete_topics([topic])[topic].result, 20)
+        await asyncio.to_thread(admin.delete_topics([topic])[topic].result, 120)
         daemon.until(lambda: not partitions(), "the topic is gone")

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
+import socket
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 from kio.schema.delete_records.v2 import request as deletion
@@ -144,6 +145,32 @@ async def test_deletion_through_one_worker_is_seen_by_the_other_at_once(behind, 
                 for client in clients:
                     assert (await fetched(client, topic, before - 1)).error_code.value == 1
                     assert (await fetched(client, topic, before)).error_code.value == 0
+
+
+async def test_host_that_connects_too_often_is_refused_and_another_one_is_served(behind, config_of, topic):
+    """Real workers share the limit's rate and the kernel's filter. The other host reads at the same time."""
+    await written(behind, topic)
+    with trimmed(config_of(topic, host_connections_per_second=1)) as daemon, ExitStack() as flood:
+
+        def refused():
+            return daemon.metric("tieringd_gateway_refused_connections_total", reason="host_rate")
+
+        def connect():
+            flood.enter_context(
+                socket.create_connection(("127.0.0.1", behind.port), 60, source_address=("127.0.0.2", 0))
+            )
+
+        for _ in range(60):
+            await asyncio.to_thread(connect)
+            if refused():
+                break
+        async with connected(behind.port, host="127.0.0.3") as client:
+            assert (await fetched(client, topic, 0)).error_code.value == 0
+        assert refused()
+        assert daemon.metric("tieringd_gateway_unanswered_hosts_total")
+        assert not daemon.metric("tieringd_gateway_refused_connections_total", reason="host_connections")
+        events = daemon.events("a client host opens connections too often; further ones are refused")
+        assert {event["client"] for event in events} == {"127.0.0.2"}
 
 
 def deletion_request(topic, before):

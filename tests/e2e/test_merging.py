@@ -21,7 +21,9 @@ from tests.e2e.sample_topics import ISOLATIONS, consumed, write_transactions
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
 
 _VALUES = [bytes([number]) * 100_000 for number in range(60)]
-_DELAY = {"archive_delete_delay_ms": "4s"}
+_DELAY = {"archive_delete_delay_ms": "10m"}
+"""While a reader may still have the manifest from before a merge. Then it is shortened to _SHORT_DELAY."""
+_SHORT_DELAY = {"archive_delete_delay_ms": "4s"}
 _MERGES = {
     "cloud_storage_enable_segment_merging": True,
     "cloud_storage_segment_size_target": "3MiB",
@@ -75,10 +77,15 @@ class Readers:
 
     async def until(self, is_so):
         """Read on until *is_so*; and once more from then on."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while not await asyncio.to_thread(is_so):
                 await self.once()
         await self.once()
+
+
+def merge_turns(daemon):
+    """Return how many turns merging had, which were forced."""
+    return daemon.metric("tieringd_housekeeping_turns_total", task="merge", reason="forced") or 0
 
 
 async def test_many_small_segments_become_few_under_readers(behind, config, topic, objects):
@@ -101,6 +108,10 @@ async def test_many_small_segments_become_few_under_readers(behind, config, topi
         daemon.send_signal(signal.SIGHUP)
         few = len(before.segments) - 4
         await readers.until(lambda: len(archived_manifest(objects, topic).segments) <= few)
+        turns = merge_turns(daemon)
+        await readers.until(lambda: merge_turns(daemon) >= turns + 2)
+        write_config(config, yaml.safe_load(config.read_text()) | _SHORT_DELAY)
+        daemon.send_signal(signal.SIGHUP)
         await readers.until(lambda: not archived_manifest(objects, topic).retired)
 
         after = archived_manifest(objects, topic)
@@ -113,7 +124,7 @@ async def test_many_small_segments_become_few_under_readers(behind, config, topi
         assert sorted(data_keys(objects)) == sorted(segment_keys(after))
         merged = daemon.metric("tieringd_archive_merged_segments_total", topic=topic)
         assert merged == len(gone)
-        assert daemon.metric("tieringd_housekeeping_turns_total", task="merge", reason="forced")
+        assert merge_turns(daemon)
         assert not daemon.metric("tieringd_housekeeping_failures_total")
         explained = run_json("explain", topic, "0", "--config", str(config))["segments"]
         texts = {one["merging"] for one in explained if one["merging"]}

@@ -93,6 +93,12 @@ def test_daemon_starts_while_its_store_is_silent(store_config, seaweedfs, object
     assert stored_segments(objects, archived_manifest(objects, topic)) == closed_segments(directory)
 
 
+def is_unreachable(daemon) -> bool:
+    """Say whether the daemon is not ready because its broker cannot be reached."""
+    status, text = daemon.get("/readyz")
+    return status == 503 and "cannot be reached" in text
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_broker_restart_is_said_and_caught_up(kafka, write_kafka_config, objects, topic, end):
     """
@@ -110,8 +116,7 @@ async def test_broker_restart_is_said_and_caught_up(kafka, write_kafka_config, o
         first_epoch = daemon.partition(topic)["leader_epoch"]
         await getattr(kafka, end)()
         try:
-            daemon.until(lambda: daemon.get("/readyz")[0] == 503, "the daemon is not ready")
-            assert "cannot be reached" in daemon.get("/readyz")[1]
+            daemon.until(lambda: is_unreachable(daemon), "the daemon is not ready, and says why")
             assert daemon.get("/healthz") == (200, "ok\n")
         finally:
             await kafka.launch()

@@ -16,7 +16,7 @@ from tests.e2e.archives import archived_manifest, printed_record, read_log, read
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed
 from tests.support.daemon import command, run_command
 
-_ENOUGH_SECONDS = 120
+_ENOUGH_SECONDS = 240
 _VALUES = [bytes([number]) * 100_000 for number in range(25)]
 
 

@@ -33,6 +33,7 @@ _RULES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
+_STATE_TOPIC = "__share_group_state"
 _CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 
 
@@ -49,6 +50,9 @@ async def cluster(tmp_path):
             "kafka.admin.ConfigCommand",
             *(*at, *to_group, "--add-config", "share.auto.offset.reset=earliest"),
         )
+        # The broker makes the topic of the group's state with the group's first request. On a slow machine
+        # this broker's coordinator then keeps no state ("Metadata image is null").
+        await cluster.create_topic(_STATE_TOPIC, configs={"cleanup.policy": "delete"})
         yield cluster
     finally:
         await cluster.kill()
@@ -57,7 +61,7 @@ async def cluster(tmp_path):
 def run(cluster, main_class, *arguments) -> bytes:
     """Run one of Kafka's own commands to its end, and return its output."""
     done = subprocess.run(
-        cluster.broker.command(main_class, *arguments), capture_output=True, timeout=60, check=False
+        cluster.broker.command(main_class, *arguments), capture_output=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
@@ -69,7 +73,7 @@ def shared(cluster, topic, *, count) -> list[bytes]:
         cluster,
         _CONSUMER,
         *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--group", GROUP),
-        *("--max-messages", str(count), "--timeout-ms", "20000"),
+        *("--max-messages", str(count), "--timeout-ms", "120000"),
     )
     return [line[:10] for line in told.splitlines() if line.startswith(b"record ")]
 
@@ -92,7 +96,7 @@ async def test_share_group_that_lags_behind_reads_every_record(cluster, seaweedf
     closed = sorted(closed_segments(directory))
 
     read = shared(cluster, topic, count=12)
-    broker = KafkaBroker(KafkaSettings(bootstrap=(cluster.bootstrap,)))
+    broker = KafkaBroker(KafkaSettings(bootstrap=(cluster.bootstrap,), request_timeout_seconds=60))
     start = await group_start(broker, topic)
     await broker.close()
     assert closed[0] < start < closed[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.archives import archived_manifest, closed_segments
+from tests.e2e.archives import archived_manifest, closed_segments, until_trimmed
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import kafka_config, run_json, run_well, running_daemon, write_config
@@ -35,8 +35,11 @@ async def test_commands_tell_where_the_bytes_of_a_topic_are(kafka, config, objec
     assert fresh["segments"][-1]["state"] == "active"
 
     with running_daemon(config) as daemon:
-        daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-        daemon.until(lambda: min(closed_segments(directory)) > 0, "the broker has deleted the files")
+        until_trimmed(daemon)
+        start_offset = daemon.events("local log trimmed")[-1]["log_start_offset"]
+        daemon.until(
+            lambda: min(closed_segments(directory)) == start_offset, "the broker has deleted the files"
+        )
 
     manifest = archived_manifest(objects, topic)
     on_disk = sorted(closed_segments(directory))

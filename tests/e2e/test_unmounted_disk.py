@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class Disk:
             done = subprocess.run(["umount", self.mount_point], check=False, capture_output=True)
             if done.returncode == 0:
                 break
+            time.sleep(0.1)
         else:
             pytest.fail(f"the disk cannot be unmounted: {done.stderr.decode()}")
         self._is_mounted = False

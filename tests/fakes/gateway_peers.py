@@ -98,7 +98,7 @@ def plain_answer(number, *, size=50):
 
 async def closed(client) -> bytes:
     """Return the bytes that a client receives until the connection is closed."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             return await client.reader.read()
         except ConnectionResetError:

@@ -35,7 +35,7 @@ class ScriptedBroker:
 
     async def next(self) -> tuple[RequestHead, bytes, asyncio.StreamWriter]:
         """Return the next request's head and frame, and the writer for its answer."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.requests.get()
 
 

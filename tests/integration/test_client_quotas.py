@@ -24,7 +24,7 @@ VALUE = bytes(100_000)
 @pytest.fixture
 async def broker(kafka):
     """Give a client of the shared broker, and take away every quota afterwards."""
-    broker = KafkaBroker(KafkaSettings((kafka.bootstrap,), request_timeout_seconds=20))
+    broker = KafkaBroker(KafkaSettings((kafka.bootstrap,), request_timeout_seconds=60))
     yield broker
     left = await broker.client_quotas()
     await broker.alter_client_quotas({entity: dict.fromkeys(values) for entity, values in left.items()})
@@ -32,7 +32,7 @@ async def broker(kafka):
     await broker.close()
 
 
-async def until_quotas(broker, expected, *, seconds=60) -> None:
+async def until_quotas(broker, expected, *, seconds=180) -> None:
     """Return when the broker tells these quotas: it learns of a change a moment after it was made."""
     deadline = time.monotonic() + seconds
     while (seen := await broker.client_quotas()) != expected:
@@ -78,7 +78,8 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
     """
     A producer that has had its burst waits while the brake is on, and not any more afterwards.
 
-    The quota allows 20 kB a second over some ten seconds, so a few of these 100 kB are enough to wait.
+    The quota allows 20 kB a second over some ten seconds. These 500 kB are so many that the next record waits
+    as long as Kafka lets it, which is ten seconds.
     """
     await kafka.create_topic("braked")
     await broker.alter_client_quotas({ALICE: {PRODUCER_BYTE_RATE: 5e6}})
@@ -91,8 +92,8 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
         broker, {ALICE: {PRODUCER_BYTE_RATE: float(RATE)}, EVERY_PRODUCER: {PRODUCER_BYTE_RATE: float(RATE)}}
     )
     async with kafka.producer() as producer:
-        for _ in range(3):
-            await producer.send_and_wait("braked", VALUE)
+        for value in (VALUE, VALUE, 3 * VALUE):
+            await producer.send_and_wait("braked", value)
         held = asyncio.ensure_future(producer.send_and_wait("braked", VALUE))
         # Without the brake the broker answers in hundredths of a second.
         assert await asyncio.wait({held}, timeout=1) == (set(), {held})
@@ -101,7 +102,7 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
         await brake.let_go()
         await until_quotas(broker, before)
     async with kafka.producer() as producer:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             for _ in range(50):
                 await producer.send_and_wait("braked", VALUE)
 
@@ -114,6 +115,7 @@ async def test_user_without_rights_is_told_which_ones_it_needs(guarded):
             security_protocol="SASL_PLAINTEXT",
             sasl_username="reader",
             sasl_password="right",
+            request_timeout_seconds=60,
         )
     )
     with pytest.raises(

@@ -113,12 +113,18 @@ async def clients_of_both(stack, endpoint):
     raise AssertionError(f"one worker takes all clients: {endpoint.workers}")
 
 
+async def until_told(endpoint, name, value):
+    """Wait until a metric has a value: a worker that answers late is left out of a page of figures."""
+    await asyncio.to_thread(endpoint.until, lambda: endpoint.metric(name) == value, f"{name} is {value}")
+
+
 async def test_dead_worker_takes_only_its_own_connections_along(endpoint):
     """The connections of the other one go on, a new worker comes, and no figure falls."""
     async with AsyncExitStack() as stack:
         clients = await clients_of_both(stack, endpoint)
-        answers = endpoint.metric("tieringd_gateway_archived_answers_total")
-        assert answers == len(clients) == endpoint.metric("tieringd_gateway_connections")
+        answers = len(clients)
+        await until_told(endpoint, "tieringd_gateway_archived_answers_total", answers)
+        await until_told(endpoint, "tieringd_gateway_connections", len(clients))
         killed, its_clients = endpoint.workers[0]["pid"], endpoint.workers[0]["connections"]
         os.kill(killed, signal.SIGKILL)
         outcomes = await asyncio.gather(*map(read_first, clients), return_exceptions=True)
@@ -132,7 +138,7 @@ async def test_dead_worker_takes_only_its_own_connections_along(endpoint):
         await asyncio.to_thread(endpoint.until, lambda: len(others()) == 2, "another worker serves")
         assert endpoint.workers[0]["last_end"] == "by SIGKILL"
         assert endpoint.metric("tieringd_gateway_worker_ends_total", how="signal") == 1
-        assert endpoint.metric("tieringd_gateway_archived_answers_total") == answers + kept
+        await until_told(endpoint, "tieringd_gateway_archived_answers_total", answers + kept)
         async with connected(endpoint.port) as client:
             await read_first(client)
         await clients_of_both(stack, endpoint)
@@ -199,11 +205,12 @@ async def test_reload_reaches_every_process_that_serves(config, tmp_path, worker
     write_config(config, settings)
     with running(config, tmp_path) as endpoint:
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(connected(endpoint.port)) for _ in range(4)]
-            for client in clients:
-                await log_in(client, "reader")
-                assert await first_fetch(client) == (0, 0)
-            assert all(one["connections"] for one in endpoint.workers) if workers else True
+            clients = []
+            while len(clients) < 4 or (workers and not all(one["connections"] for one in endpoint.workers)):
+                clients.append(await stack.enter_async_context(connected(endpoint.port)))
+                await log_in(clients[-1], "reader")
+                assert await first_fetch(clients[-1]) == (0, 0)
+                assert len(clients) < 50, "one worker takes all clients"
 
             config.write_text("gateway: {port: never}\n")
             endpoint.send_signal(signal.SIGHUP)
@@ -219,14 +226,14 @@ async def test_reload_reaches_every_process_that_serves(config, tmp_path, worker
             (change,) = endpoint.events("configuration changed")
             assert change["change"] == "gateway.archive_bytes_per_second: null -> 64KiB"
             for client in clients:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(180):
                     while (await first_fetch(client))[1] == 0:
                         pass
 
             users.write(users_file)
             endpoint.send_signal(signal.SIGHUP)
             for client in clients:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(180):
                     while (await first_fetch(client))[0] != ErrorCode.topic_authorization_failed.value:
                         pass
 

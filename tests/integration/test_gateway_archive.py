@@ -99,7 +99,7 @@ async def test_whole_log_is_read_by_unmodified_clients(trimmed, archive):
         trimmed.behind,
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", trimmed.behind.bootstrap, "--topic", "plain", "--partition", "0"),
-        *("--offset", "earliest", "--max-messages", str(len(VALUES)), "--timeout-ms", "60000"),
+        *("--offset", "earliest", "--max-messages", str(len(VALUES)), "--timeout-ms", "180000"),
     )
     assert records_in(java) == VALUES
     assert archive.questions
@@ -265,9 +265,9 @@ async def test_writes_are_refused_while_no_client_may_write(trimmed, archive):
 
     async def write(producer, value):
         producer.produce("plain", value, partition=1, callback=lambda error, _: errors.append(error))
-        await asyncio.to_thread(producer.flush, 20)
+        await asyncio.to_thread(producer.flush, 180)
 
-    patient, impatient = opened(10_000), opened(1_000)
+    patient, impatient = opened(120_000), opened(1_000)
     archive.is_writable = False
     await write(impatient, b"refused")
     assert [error is not None for error in errors] == [True]

@@ -91,20 +91,20 @@ async def test_group_is_rebalanced_when_a_member_joins_and_leaves(behind, gatewa
 
     def rebalance():
         one, other = member(), member()
-        for _ in range(600):
+        for _ in range(1800):
             one.poll(0.05)
             other.poll(0.05)
             shares = sorted((len(one.assignment()), len(other.assignment())))
             if shares == [2, 2]:
                 break
         other.close()
-        for _ in range(600):
+        for _ in range(1800):
             one.poll(0.05)
             if len(one.assignment()) == 4:
                 break
         alone = len(one.assignment())
         one.commit(offsets=[confluent_kafka.TopicPartition(topic, 1, 17)], asynchronous=False)
-        (committed,) = one.committed([confluent_kafka.TopicPartition(topic, 1)], timeout=20)
+        (committed,) = one.committed([confluent_kafka.TopicPartition(topic, 1)], timeout=120)
         one.close()
         return shares, alone, committed.offset
 
@@ -120,8 +120,8 @@ async def test_admin_clients_do_the_same(behind, gateway):
 
     def until_described():
         # The controller answers before the broker has heard of it.
-        for _ in range(600):
-            described = rdkafka.list_topics(timeout=20)
+        for _ in range(1800):
+            described = rdkafka.list_topics(timeout=120)
             if "made" in described.topics and len(described.topics["made"].partitions) == 2:
                 return described
             time.sleep(0.05)
@@ -133,8 +133,8 @@ async def test_admin_clients_do_the_same(behind, gateway):
     assert (await admin.describe_topics(["made"]))[0]["topic"] == "made"
     await admin.delete_topics(["made"])
     await admin.close()
-    group = rdkafka.list_consumer_groups(request_timeout=20)
-    assert not await asyncio.to_thread(lambda: group.result(20).errors)
+    group = rdkafka.list_consumer_groups(request_timeout=120)
+    assert not await asyncio.to_thread(lambda: group.result(120).errors)
 
 
 async def test_kafkas_own_tools_do_the_same(behind, gateway):
@@ -146,7 +146,7 @@ async def test_kafkas_own_tools_do_the_same(behind, gateway):
         behind,
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", behind.bootstrap, "--topic", "tools", "--group", "tools", "--from-beginning"),
-        *("--max-messages", str(len(values)), "--timeout-ms", "60000"),
+        *("--max-messages", str(len(values)), "--timeout-ms", "180000"),
     )
     assert records_in(read) == values
     deleted = await run_tool(

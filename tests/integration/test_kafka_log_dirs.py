@@ -51,8 +51,10 @@ async def test_every_broker_tells_the_size_of_its_files(cluster):
         (2, str(cluster.log_dir(2)), 0): size_bytes,
         (2, str(cluster.log_dir(2)), 1): 0,
     }
-    broker = KafkaBroker(KafkaSettings((cluster.brokers[0].bootstrap,), node_id=1))
-    deadline = time.monotonic() + 60
+    broker = KafkaBroker(
+        KafkaSettings((cluster.brokers[0].bootstrap,), node_id=1, request_timeout_seconds=60)
+    )
+    deadline = time.monotonic() + 180
     # A follower takes a moment to have what its leader has.
     while (found := told(await broker.log_dir_sizes())) != expected:
         assert time.monotonic() < deadline, f"the brokers stay at {found}"
@@ -80,6 +82,7 @@ async def test_broker_that_refuses_says_so(cluster):
         security_protocol="SASL_PLAINTEXT",
         sasl_username="reader",
         sasl_password="right",
+        request_timeout_seconds=60,
     )
     broker = KafkaBroker(settings)
     found = await broker.log_dir_sizes()

@@ -40,7 +40,7 @@ async def clients(cluster) -> AsyncIterator[dict[int, KafkaBroker]]:
     """Give a client beside each broker, by node id."""
     clients = {
         node.node_id: KafkaBroker(
-            KafkaSettings((node.bootstrap,), node_id=node.node_id, request_timeout_seconds=20)
+            KafkaSettings((node.bootstrap,), node_id=node.node_id, request_timeout_seconds=60)
         )
         for node in cluster.brokers
     }
@@ -54,7 +54,7 @@ def topic() -> str:
     return f"topic-{next(_TOPIC_NUMBERS)}"
 
 
-async def eventually(value, is_right, *, seconds: float = 60):
+async def eventually(value, is_right, *, seconds: float = 180):
     """Return the awaited *value()* once *is_right* of it; brokers do not report when they are done."""
     deadline = time.monotonic() + seconds
     while not is_right(seen := await value()):

@@ -27,6 +27,7 @@ from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_parti
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.aws_metadata_server import CredentialService
 from tests.support.certificate import write_certificate
+from tests.support.cluster import cluster_admin
 from tests.support.daemon import (
     Daemon,
     directory_config,
@@ -349,7 +350,9 @@ def test_workers_that_do_not_stay_are_seen(tmp_path, config, watch):
     def kill_workers(daemon):
         for one in daemon.status()["gateway_workers"]:
             if one["is_serving"]:
-                os.kill(one["pid"], signal.SIGKILL)
+                # It may have ended since the status was read: this kills workers again and again.
+                with suppress(ProcessLookupError):
+                    os.kill(one["pid"], signal.SIGKILL)
 
     with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
         until_holding(prometheus)
@@ -452,7 +455,7 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
     }
     path = write_config(tmp_path / "tieringd.yaml", config)
     with running_daemon(path) as daemon, watch(daemon) as prometheus:
-        for name, retention_ms in ((slow, 1_800_000), (fast, 5000)):
+        for name, retention_ms in ((slow, 1_800_000), (fast, 20_000)):
             await kafka.create_topic(name, configs=SEGMENTS | {"retention.ms": str(retention_ms)})
             daemon.until_next_offset(name, 0)
         until_holding(prometheus)
@@ -463,10 +466,18 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         with second_mount_at(pins, real):
             await kafka.produce(slow, VALUES, max_batch_size=200_000)
             until_also_holding(prometheus, "TieringdPinsFail")
-        pins.rmdir()
+        # A write of the daemon may have left a file in the directory below the mount.
+        pins.rename(tmp_path / "mounted-over")
         real.rename(pins)
         for name in (slow, fast):
             await kafka.produce(name, VALUES, max_batch_size=200_000)
+        segments = len(list((kafka.log_dir() / f"{fast}-0").glob("*.log")))
+        # The active segment is pinned after half of the retention.
+        daemon.until(
+            lambda: len(list(pins.rglob(f"{fast}-0_*/*-*.log"))) == segments, "all segments are pinned"
+        )
+        async with cluster_admin(kafka) as admin:
+            await admin.configure(fast, {"retention.ms": "1000"})
         until_also_holding(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
         until_asked(daemon, "the broker deletes data of alerts-", "only pins hold")
         (tmp_path / "away").rename(archive)

@@ -88,7 +88,7 @@ async def asking(archive: Archive, state: Path, **gateway: Any) -> AsyncIterator
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Return when *is_so* is true. Polls, because a server reports no event for bytes that it receives."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 there is no event to wait for
             await asyncio.sleep(0.005)
 

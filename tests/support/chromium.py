@@ -23,7 +23,7 @@ _PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core", "fontconfig-config"
 _NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 _ELSEWHERE = "install Debian's package chromium so that it is on the PATH"
 _URI = re.compile(r"^'[^']+' (?P<package>[^_ ]+)_", re.MULTILINE)
-_SECONDS = 60
+_SECONDS = 180
 
 
 def require_chromium() -> list[str]:

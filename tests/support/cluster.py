@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.support.kafka import KafkaBrokerProcess, KafkaCluster
     from tests.support.seaweedfs import SeaweedFS
 
-_PATIENCE_SECONDS = 90
+_PATIENCE_SECONDS = 180
 _POLL_SECONDS = 0.1
 _ELECT_LEADERS = ApiVersionRange("ElectLeaders", 43, min_version=2, max_version=2)
 _REASSIGN = ApiVersionRange("AlterPartitionReassignments", 45, min_version=0, max_version=0)
@@ -42,7 +42,7 @@ _CREATE_PARTITIONS = ApiVersionRange("CreatePartitions", 37, min_version=2, max_
 _ALTER_REPLICA_LOG_DIRS = ApiVersionRange("AlterReplicaLogDirs", 34, min_version=2, max_version=2)
 _WRITE_TXN_MARKERS = ApiVersionRange("WriteTxnMarkers", 27, min_version=1, max_version=1)
 _PREFERRED = 0
-_TIMEOUT = timedelta(seconds=30)
+_TIMEOUT = timedelta(seconds=60)
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _SET, _REMOVE = 0, 1
@@ -95,7 +95,10 @@ class ClusterAdmin:
         """Send requests only to these nodes, or to all without any. A paused node would block a request."""
         nodes = [kafka.brokers[node_id - 1] for node_id in node_ids] or kafka.brokers
         bootstrap = tuple(node.bootstrap for node in nodes)
-        self._connections = KafkaConnections(KafkaSettings(bootstrap=bootstrap, client_id="tests"))
+        settings = KafkaSettings(
+            bootstrap=bootstrap, client_id="tests", request_timeout_seconds=_TIMEOUT.total_seconds()
+        )
+        self._connections = KafkaConnections(settings)
 
     async def close(self) -> None:
         """Release connections."""

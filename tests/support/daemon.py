@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.1
 """The longest pause between polls. A poll takes the daemon's time, so a long wait polls less often."""
 _COMMAND_TIMEOUT_SECONDS = 300
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 180
 
 
 def command(*arguments: str) -> list[str]:
@@ -269,8 +269,12 @@ class Daemon:
         """Wait until *is_so* is true; fail if the daemon ends before, or after *seconds*."""
         deadline = time.monotonic() + seconds
         pause_seconds = _POLL_SECONDS
-        while not is_so():
-            assert self.server.is_running, f"the daemon ended before {what}:\n{self.tail()}"
+        while True:
+            # What a daemon did just before it ended counts as well.
+            is_running = self.server.is_running
+            if is_so():
+                return
+            assert is_running, f"the daemon ended before {what}:\n{self.tail()}"
             assert time.monotonic() < deadline, f"in {seconds} s it did not come that {what}:\n{self.tail()}"
             time.sleep(pause_seconds)
             pause_seconds = min(1.3 * pause_seconds, _LONGEST_POLL_SECONDS)

@@ -68,12 +68,12 @@ class FakeGcs:
         """Create a bucket."""
         data = json.dumps({"name": name}).encode()
         headers = {"Content-Type": "application/json"}
-        with urlopen(Request(f"{self.endpoint}/storage/v1/b?project=test", data, headers), timeout=30):
+        with urlopen(Request(f"{self.endpoint}/storage/v1/b?project=test", data, headers), timeout=120):
             pass
 
     def _answers(self) -> bool:
         try:
-            with urlopen(f"{self.endpoint}/storage/v1/b?project=test", timeout=2):
+            with urlopen(f"{self.endpoint}/storage/v1/b?project=test", timeout=20):
                 return True
         except (URLError, OSError):
             return False
@@ -92,7 +92,7 @@ class GcsBucket:
         name = quote(f"{self._prefix}/{key}", safe="")
         url = f"{self._endpoint}/storage/v1/b/{self._bucket}/o/{name}?alt=media"
         try:
-            with urlopen(url, timeout=30) as answer:
+            with urlopen(url, timeout=120) as answer:
                 return answer.read()
         except HTTPError as error:
             with error:
@@ -106,7 +106,7 @@ class GcsBucket:
         token = ""
         while True:
             query = urlencode({"prefix": f"{self._prefix}/"} | ({"pageToken": token} if token else {}))
-            with urlopen(f"{self._endpoint}/storage/v1/b/{self._bucket}/o?{query}", timeout=30) as answer:
+            with urlopen(f"{self._endpoint}/storage/v1/b/{self._bucket}/o?{query}", timeout=120) as answer:
                 page = json.load(answer)
             found += [one["name"].removeprefix(f"{self._prefix}/") for one in page.get("items", ())]
             token = page.get("nextPageToken", "")
@@ -117,7 +117,7 @@ class GcsBucket:
         """Store an object."""
         name = quote(f"{self._prefix}/{key}", safe="")
         url = f"{self._endpoint}/upload/storage/v1/b/{self._bucket}/o?uploadType=media&name={name}"
-        with urlopen(Request(url, data, {"Content-Type": "application/octet-stream"}), timeout=30):
+        with urlopen(Request(url, data, {"Content-Type": "application/octet-stream"}), timeout=120):
             pass
 
 

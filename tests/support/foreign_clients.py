@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.e2e.sample_topics import SeenRecord
 
 _SOURCES = Path(__file__).with_name("clients")
-_READ_SECONDS = 100
+_READ_SECONDS = 240
 
 
 class ReadRecord(NamedTuple):

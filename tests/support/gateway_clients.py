@@ -16,7 +16,7 @@ async def read_aiokafka(bootstrap, topic, count, **settings):
         consumer.assign([TopicPartition(topic, 0)])
         await consumer.seek_to_beginning()
         read = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while len(read) < count:
                 batches = await consumer.getmany(timeout_ms=1000)
                 read += [(each.offset, each.value) for batch in batches.values() for each in batch]
@@ -33,7 +33,7 @@ def read_librdkafka(bootstrap, topic, count, **settings):
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, confluent_kafka.OFFSET_BEGINNING)])
         read = []
-        for _ in range(600):
+        for _ in range(1800):
             read += [
                 (each.offset(), each.value()) for each in consumer.consume(1000, 0.1) if not each.error()
             ]
@@ -51,7 +51,7 @@ async def run_tool(behind, main_class, *arguments):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    output, errors = await asyncio.wait_for(process.communicate(), 90)
+    output, errors = await asyncio.wait_for(process.communicate(), 240)
     assert process.returncode == 0, errors.decode()
     return output.decode()
 

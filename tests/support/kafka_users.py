@@ -43,7 +43,7 @@ _SCRAM = {
 }
 _SECURITY = "org.apache.kafka.common.security"
 _TOKEN_SECONDS = 600
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 120
 
 
 def broker_properties(listener: str, users: Iterable[str], certificate: Path | None = None) -> dict[str, str]:

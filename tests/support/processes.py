@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.support.warm_start import WarmProcess
 
 _POLL_SECONDS = 0.05
+_STOP_POLL_SECONDS = 0.001
+_STOP_TIMEOUT_SECONDS = 60
 
 
 class ServerStartError(RuntimeError):
@@ -40,14 +42,23 @@ def program(name: str) -> str:
 
 def is_alive(pid: int) -> bool:
     """Say whether a process runs: it has not ended, and waits for no parent to read its exit code."""
+    return _state(pid) not in {"", "Z", "X"}
+
+
+def _is_stopped(pid: int) -> bool:
+    """Say whether a process is stopped, or has ended."""
+    return _state(pid) in {"", "Z", "X", "T"}
+
+
+def _state(pid: int) -> str:
+    """Return the letter by which the kernel names a process's state; empty without such a process."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
-    return state not in {"Z", "X"}
+        return ""
 
 
-def wait_until_ended(pids: Sequence[int], *, timeout_seconds: float = 30) -> None:
+def wait_until_ended(pids: Sequence[int], *, timeout_seconds: float = 180) -> None:
     """
     Wait until none of these processes runs.
 
@@ -112,7 +123,7 @@ class Server:
             start_new_session=True,
         )
 
-    def wait_until(self, is_ready: Callable[[], bool], *, timeout_seconds: float = 60) -> None:
+    def wait_until(self, is_ready: Callable[[], bool], *, timeout_seconds: float = 180) -> None:
         """
         Wait until *is_ready* is true.
 
@@ -131,6 +142,11 @@ class Server:
         """Stop the process's execution (SIGSTOP). Its connections stay open, and it answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+        while not _is_stopped(self.pid):
+            # A signal takes effect a moment after it was sent.
+            assert time.monotonic() < deadline, f"{self.command[0]} does not stop"
+            time.sleep(_STOP_POLL_SECONDS)
 
     def resume(self) -> None:
         """Continue a paused process."""
@@ -158,7 +174,7 @@ class Server:
         """Kill the process, as a crash does."""
         self.stop(grace_seconds=0)
 
-    def stop(self, *, grace_seconds: float = 10) -> None:
+    def stop(self, *, grace_seconds: float = 60) -> None:
         """End the process with SIGTERM, and with SIGKILL after *grace_seconds*. 0 sends SIGKILL at once."""
         if self._process is None:
             return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 180
 _POLL_SECONDS = 0.05
 _SCRAPE_INTERVAL = "200ms"
 

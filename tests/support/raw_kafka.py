@@ -45,10 +45,12 @@ class RawKafka:
 
 
 @asynccontextmanager
-async def connected(port: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawKafka]:
-    """Open a connection on loopback."""
+async def connected(
+    port: int, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[RawKafka]:
+    """Open a connection on loopback, from *host*."""
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", port, ssl=tls, server_hostname="127.0.0.1" if tls else None
+        "127.0.0.1", port, ssl=tls, server_hostname="127.0.0.1" if tls else None, local_addr=(host, 0)
     )
     try:
         yield RawKafka(reader, writer)

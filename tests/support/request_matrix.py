@@ -394,7 +394,7 @@ async def until_group_is_known(client: RawKafka) -> None:
     """Wait until the broker answers for the group, whose coordinator starts when it is first asked for."""
     find = request_module(10, 2).FindCoordinatorRequest(key=GROUP, key_type=0)
     fetch = _offset_fetch(5, None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while True:
             answers = [await client.ask(find), await client.ask(fetch)]
             if all(answer.error_code == ErrorCode.none for answer in answers):

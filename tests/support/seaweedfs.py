@@ -42,8 +42,8 @@ def s3_client(endpoint_url: str) -> Any:
         config=Config(
             s3={"addressing_style": "path"},
             retries={"total_max_attempts": 1},
-            connect_timeout=2,
-            read_timeout=30,
+            connect_timeout=30,
+            read_timeout=60,
             request_checksum_calculation="when_required",
         ),
     )

@@ -7,8 +7,10 @@ running as before; it is called whatever happened.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +48,7 @@ FULL_LOG_NODE = 3
 OPERATED = "swarm-operated-"
 """What the names of topics begin with that one fault creates, changes and deletes."""
 _END_SECONDS = 120
+_POLL_SECONDS = 0.3
 _BLOCK_BYTES = 1 << 12
 LOCAL_BYTES = (2 << 20, 3 << 20)
 SERVERS = frozenset({"s3", "gcs", "azure"})
@@ -284,28 +287,16 @@ class DaemonIsThePreviousRelease(Fault):
 
     async def inject(self) -> None:
         """End the daemon of a partition's leader, and start the previous release in its place."""
-        daemons = self.parts.daemons
         async with cluster_admin(self.parts.cluster) as admin:
             self._node_id = (await admin.partitions(TOPIC))[self.step.partition].leader
-        if not self.parts.previous_release.exists():
-            await in_thread(previous_release, self.parts.previous_release)
-        await in_thread(_end_in_order, daemons[self._node_id])
-        before = daemons.kinds.get(self._node_id)
-        daemons.kinds[self._node_id] = partial(DaemonOfTree, source=self.parts.previous_release)
-        try:
-            await in_thread(daemons.launch, self._node_id)
-        finally:
-            del daemons.kinds[self._node_id]
-            if before is not None:
-                daemons.kinds[self._node_id] = before
+        await _replace_by_previous_release(self.parts, self._node_id)
 
     async def proof(self) -> str:
         """Ask for a page that the previous release lacks, and for what it says of the partition."""
         daemon = self.parts.daemons[self._node_id]
-        status, _ = await in_thread(daemon.get, "/status/overview")
         partition = await in_thread(daemon.partition, TOPIC, self.step.partition)
         fault = partition.get("fault")
-        is_old = status == HTTPStatus.NOT_FOUND
+        is_old = await _is_previous_release(daemon)
         return f"the previous release says: {fault.partition(';')[0]}" if is_old and fault else ""
 
     def idle_daemons(self) -> set[int]:
@@ -314,10 +305,94 @@ class DaemonIsThePreviousRelease(Fault):
 
     async def heal(self) -> None:
         """Start this release again."""
-        daemon = self.parts.daemons[self._node_id]
-        if daemon.server.is_running:
-            await in_thread(_end_in_order, daemon)
-        await in_thread(self.parts.daemons.launch, self._node_id)
+        await _replace_by_this_release(self.parts, self._node_id)
+
+
+class DaemonsAreUpgraded(Fault):
+    """
+    All daemons are those of the previous release, and are upgraded one after the other.
+
+    Each upgraded daemon archives what its broker leads before the next is upgraded.
+    """
+
+    is_slow = True
+
+    async def inject(self) -> None:
+        """Start the previous release beside each broker, and then this release in turn."""
+        self._old: list[int] = []
+        self._new: list[int] = []
+        for node_id in NODES:
+            await _replace_by_previous_release(self.parts, node_id)
+        for node_id in NODES:
+            if await _is_previous_release(self.parts.daemons[node_id]):
+                self._old.append(node_id)
+            await _replace_by_this_release(self.parts, node_id)
+            await self._until_archives(node_id)
+
+    async def _until_archives(self, node_id: int) -> None:
+        """Wait until the archive of each partition that a node goes on leading has grown by its daemon."""
+        daemon = self.parts.daemons[node_id]
+        begun = {number: await in_thread(daemon.next_offset, TOPIC, number) for number in range(PARTITIONS)}
+        deadline = time.monotonic() + _END_SECONDS
+        async with cluster_admin(self.parts.cluster) as admin:
+            while True:
+                leaders = await admin.partitions(TOPIC)
+                led = [number for number, one in leaders.items() if one.leader == node_id]
+                waiting = [
+                    number
+                    for number in led
+                    if (await in_thread(daemon.next_offset, TOPIC, number) or 0) <= (begun[number] or 0)
+                ]
+                if not waiting:
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the upgraded daemon of node {node_id} does not archive {waiting}")
+                await asyncio.sleep(_POLL_SECONDS)
+        self._new.append(node_id)
+
+    async def proof(self) -> str:
+        """Say that each daemon was the previous release, and archived after its upgrade."""
+        if self._old != list(NODES) or self._new != list(NODES):
+            return ""
+        return f"the daemons of nodes {self._old} were the previous release, and archived in turn as this one"
+
+    async def heal(self) -> None:
+        """Start this release where the previous one is left."""
+        for node_id in NODES:
+            if await _is_previous_release(self.parts.daemons[node_id]):
+                await _replace_by_this_release(self.parts, node_id)
+
+
+async def _is_previous_release(daemon: Daemon) -> bool:
+    """Return whether a running daemon lacks a page that only this release has."""
+    if not daemon.server.is_running:
+        return False
+    status, _ = await in_thread(daemon.get, "/status/overview")
+    return status == HTTPStatus.NOT_FOUND
+
+
+async def _replace_by_previous_release(parts: Parts, node_id: int) -> None:
+    """End a node's daemon in order, and start the previous release in its place."""
+    daemons = parts.daemons
+    if not parts.previous_release.exists():
+        await in_thread(previous_release, parts.previous_release)
+    await in_thread(_end_in_order, daemons[node_id])
+    before = daemons.kinds.get(node_id)
+    daemons.kinds[node_id] = partial(DaemonOfTree, source=parts.previous_release)
+    try:
+        await in_thread(daemons.launch, node_id)
+    finally:
+        del daemons.kinds[node_id]
+        if before is not None:
+            daemons.kinds[node_id] = before
+
+
+async def _replace_by_this_release(parts: Parts, node_id: int) -> None:
+    """End a node's daemon in order if it runs, and start this release in its place."""
+    daemon = parts.daemons[node_id]
+    if daemon.server.is_running:
+        await in_thread(_end_in_order, daemon)
+    await in_thread(parts.daemons.launch, node_id)
 
 
 def _end_in_order(daemon: Daemon) -> None:
@@ -488,6 +563,7 @@ PROCESS_FAULTS: dict[str, type[Fault]] = {
     "daemon hangs": DaemonHangs,
     "daemon hangs and is deposed": DeposedDaemonHangs,
     "daemon is the previous release": DaemonIsThePreviousRelease,
+    "daemons are upgraded in turn": DaemonsAreUpgraded,
     "configuration is reloaded": Reloads,
     "broker is killed": BrokerDies,
     "broker stops and starts": BrokerStops,

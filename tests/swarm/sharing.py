@@ -39,6 +39,8 @@ SHARE_PROPERTIES = {
 _CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 _HEAP_MIB = 96
 _OFFSET = re.compile(rb"Offset:(\d+)")
+_LOG_LINE = re.compile(rb"\d\d:\d\d:\d\d\.\d{3} \[[^\n]*\n")
+"""A line of the client's log, which another thread may print in the middle of a record's line."""
 _COMMAND_SECONDS = 120
 _LOOK_SECONDS = 1.0
 
@@ -119,8 +121,7 @@ class ShareGroup:
         """Return the offsets of the records that the consumers have printed."""
         found: set[int] = set()
         for one in self._consumers:
-            with one.output.open("rb") as lines:
-                found.update(int(at) for line in lines for at in _OFFSET.findall(line))
+            found |= printed_offsets(one.output.read_bytes())
         return found
 
     async def until_read(self, writer: Writer) -> list[str]:
@@ -131,6 +132,11 @@ class ShareGroup:
                 return lost
             await asyncio.sleep(_LOOK_SECONDS)
         return []
+
+
+def printed_offsets(output: bytes) -> set[int]:
+    """Return the offsets that a console consumer has printed, without the lines of its log."""
+    return {int(at) for at in _OFFSET.findall(_LOG_LINE.sub(b"", output))}
 
 
 def lacks(writer: Writer, offsets: Iterable[int]) -> list[str]:

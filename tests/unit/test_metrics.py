@@ -399,7 +399,7 @@ class Gateway:
     def __init__(self) -> None:
         self.open_connections = 3
         self.buffered_bytes = 4096
-        self.counts = {name: 7 + number for number, name in enumerate(GatewayCollector.COUNTERS)}
+        self.counts = {name: 7 + number for number, name in enumerate(GatewayCollector.COUNTS)}
 
 
 def test_gateway_is_read_when_a_scrape_comes():
@@ -409,11 +409,16 @@ def test_gateway_is_read_when_a_scrape_comes():
     gateway = Gateway()
     metrics.watch_gateway(gateway)
     gateway.open_connections = 5
-    found = {key[0]: value for key, value in samples(metrics).items() if key not in before}
-    assert found == {
+    found = {key: value for key, value in samples(metrics).items() if key not in before}
+    refused = "tieringd_gateway_refused_connections_total"
+    reasons = GatewayCollector.REFUSALS.items()
+    assert {dict(labels)["reason"]: value for (name, labels), value in found.items() if name == refused} == {
+        reason: gateway.counts[name] for reason, name in reasons
+    }
+    assert {name: value for (name, labels), value in found.items() if not labels} == {
         "tieringd_gateway_connections": 5,
         "tieringd_gateway_buffered_bytes": 4096,
-        **{f"tieringd_gateway_{name}_total": value for name, value in gateway.counts.items()},
+        **{f"tieringd_gateway_{name}_total": gateway.counts[name] for name in GatewayCollector.COUNTERS},
     }
 
 

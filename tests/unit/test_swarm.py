@@ -22,7 +22,7 @@ from tests.swarm.ending import cancelled_by_signals, in_thread
 from tests.swarm.kinds import KINDS, kinds_of, slow
 from tests.swarm.report import Report
 from tests.swarm.schedule import Step, schedule
-from tests.swarm.sharing import lacks
+from tests.swarm.sharing import lacks, printed_offsets
 from tests.swarm.stores import STORES
 from tests.swarm.transactions import CommittedReader, Outcome, Place, broken_transactions
 
@@ -64,6 +64,13 @@ def test_what_a_share_group_did_not_get_is_told():
     assert lacks(writer, [0, 1, 2]) == []
     (told,) = lacks(writer, [0, 2])
     assert "lacks 1 records of t-0, the first Acknowledged(offset=1, number=2)" in told
+
+
+def test_log_of_a_share_consumer_may_be_printed_in_the_middle_of_a_record():
+    """An hour of the swarm had this: the offset was printed, and the checker did not see it."""
+    logged = b"04:20:20.145 [consumer_background_thread] INFO  Discovered group coordinator, errorCode=0\n"
+    output = b"Offset:" + logged + b"19345\nOffset:193" + logged + b"47\n" + logged + b"Offset:19349\n"
+    assert printed_offsets(output) == {19345, 19347, 19349}
 
 
 def test_log_with_each_value_once_and_in_order_is_good():

@@ -506,7 +506,7 @@ class Observer:
         """Scan each partition's directory; an unreadable one becomes a problem and does not end the scan."""
         files: list[tuple[LocalLog, tuple[Pin, ...]]] = []
         unclear: set[TopicPartition] = set()
-        pins_of, read_log, translations = self._pinner.pins_of, self._layout.read_log, self._translations
+        pins_of, read_log, translations = self._pinner.listed(), self._layout.read_log, self._translations
         for partition in partitions:
             try:
                 # Pins are read first: a file that the broker deletes in between is then at least among the

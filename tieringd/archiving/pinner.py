@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import structlog
 
@@ -64,6 +66,8 @@ class Pinner:
         self._budget_bytes = budget_bytes
         self._metrics = metrics
         self._unknown: set[str] = set()
+        self._steps = 0
+        """How many steps have begun. Only a step changes pins."""
         self._busy = threading.Lock()
         """
         Serializes reads and changes, so a read sees a partition's pins either before a change or after it.
@@ -87,20 +91,48 @@ class Pinner:
         with self._busy:
             return directory.found(partition)
 
+    def listed(self) -> Callable[[LocalPartition], PinnedLog]:
+        """
+        Return a function that does what `pins_of` does, for a scan of many partitions. Blocks.
+
+        The pin directories are listed once, now: nearly all of ten thousand partitions have no pin. A step
+        that begins later changes what is listed, and then the function asks for each partition.
+        """
+        with self._busy:
+            steps, found = self._steps, dict[str, frozenset[str]]()
+            for log_dir, directory in self._directories.items():
+                # A root that cannot be read is a problem of each of its partitions.
+                with suppress(LocalFileError):
+                    found[log_dir] = directory.listed()
+
+        def pins_of(partition: LocalPartition) -> PinnedLog:
+            log_dir = partition.log_dir
+            if (
+                log_dir in found
+                and self._steps == steps
+                and not self._directories[log_dir].is_listed(found[log_dir], partition)
+            ):
+                return NO_PINS
+            return self.pins_of(partition)
+
+        return pins_of
+
     async def step(
-        self, partitions: Sequence[PinFacts], *, unnamed: Sequence[LocalPartition] = (), is_complete: bool
+        self, partitions: Sequence[PinFacts], *, others: Sequence[LocalPartition] = (), is_complete: bool
     ) -> None:
         """
         Make and release pins, and keep those that hold bytes within the budget.
 
         Args:
             partitions: What is known of each partition.
-            unnamed: Partitions on disk that the cluster does not list: their pins stay as they are.
-            is_complete: Whether *partitions* has every other partition to be archived. Only then do the pins
-                of all others count as those of deleted partitions.
+            others: Partitions on disk whose pins stay as they are: the cluster does not list them, or
+                they have no pin and need none.
+            is_complete: Whether *partitions* and *others* have every partition to be archived. Only then do
+                the pins of all others count as those of deleted partitions.
         """
         clock = asyncio.get_running_loop().time
-        held = await asyncio.to_thread(self._step, partitions, unnamed, is_complete=is_complete, clock=clock)
+        self._steps += 1
+        held = await asyncio.to_thread(self._step, partitions, others, is_complete=is_complete, clock=clock)
         ours = [pin for pin in held if not pin.is_stray]
         strays = [pin for pin in held if pin.is_stray]
         self._metrics.pinned_bytes.set(sum(pin.segment.size_bytes for pin in ours))
@@ -111,7 +143,7 @@ class Pinner:
     def _step(
         self,
         partitions: Sequence[PinFacts],
-        unnamed: Sequence[LocalPartition],
+        others: Sequence[LocalPartition],
         *,
         is_complete: bool,
         clock: Callable[[], float],
@@ -126,8 +158,12 @@ class Pinner:
             try:
                 kept = self._within_budget(directory, kept)
                 if is_complete:
-                    known = [facts.log.partition for facts in ours]
-                    known += [one for one in unnamed if one.log_dir == root]
+                    # Read only where there are pins.
+                    known = (
+                        one
+                        for one in chain((facts.log.partition for facts in partitions), others)
+                        if one.log_dir == root
+                    )
                     self._forget_deleted(directory, known)
             except LocalFileError as error:
                 self._count_failure(error)
@@ -163,6 +199,9 @@ class Pinner:
                 self._note(directory, local_log)
             for segment in plan.make:
                 directory.make(local_log.partition, segment)
+            if plan.make:
+                # The broker may have deleted all of these since the scan: then there is nothing to note.
+                directory.tidy(local_log.partition)
         except LocalFileError as error:
             self._count_failure(error)
         return kept
@@ -230,7 +269,7 @@ class Pinner:
                 )
         return [(partition, pin) for partition, pin in kept if pin not in given_up]
 
-    def _forget_deleted(self, directory: PinDirectory, partitions: Sequence[LocalPartition]) -> None:
+    def _forget_deleted(self, directory: PinDirectory, partitions: Iterable[LocalPartition]) -> None:
         """Remove the pins of deleted partitions, after two scans that lack them: one scan may be mistaken."""
         unknown = directory.others(partitions)
         for path in sorted(unknown & self._unknown):

@@ -34,7 +34,8 @@ from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.partition_status import OperatorWaitGauge, PartitionFault, PartitionStatus, PassResult
-from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS, PinFacts, Pinner
+from tieringd.archiving.pin_rounds import PinRounds
+from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
 from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.config import Config
@@ -43,10 +44,9 @@ from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
+from tieringd.model.partition import Leadership, TopicPartition
 from tieringd.pauses import AwakeClock
-from tieringd.policies.lineage import archived_end
-from tieringd.policies.upload_plan import UploadLimits, plan_assignment, rescue_due_ms
+from tieringd.policies.upload_plan import UploadLimits, plan_assignment
 
 log = structlog.get_logger(__name__)
 
@@ -115,18 +115,13 @@ class Reconciler:
     ) -> None:
         """Take the collaborators; *now_ms* is this host's clock, *archive_ms* the clock of the archivers."""
         self._observer = observer
-        self._pinner = pinner
-        self._followed_manifests = followed_manifests
         self._upkeep = upkeep
         self._metrics = metrics
         self._make_archiver = make_archiver
-        self._now_ms = now_ms
         self._archive_ms = archive_ms
         self._snapshot: BrokerSnapshot | None = None
         self._topics: frozenset[str] = frozenset()
         """Topics with a partition on this broker's disks, or with an archiver, at the last scan."""
-        self._unknown_since: dict[TopicIdPartition, float] = {}
-        """Partitions whose durable offset is not known, each with the loop time since when."""
         self._paused: frozenset[TopicKey] = frozenset()
         self._running: dict[Leadership, _Running] = {}
         self._resting = Resting()
@@ -136,6 +131,14 @@ class Reconciler:
         """The cached result of `paths`; None after an observation has changed."""
         self.changes = ChangeFeed()
         """Feeds the partitions in which something changed to work that goes over all of them."""
+        self._pins = PinRounds(
+            pinner,
+            followed_manifests=followed_manifests,
+            manifest_of=self.last_manifest,
+            archivers=self._resting,
+            changes=self.changes,
+            now_ms=now_ms,
+        )
         self._operator_waits = OperatorWaitGauge(metrics)
         self._fenced: dict[Leadership, str] = {}
         self._stopping = False
@@ -356,7 +359,7 @@ class Reconciler:
         self.scan_seconds = clock() - started
         self._scan_ended.set()
         self._scan_ended.clear()
-        await self._pin(snapshot, good_until=snapshot.asked_at + PINS_GO_WITHIN_SECONDS)
+        await self._pins.step(snapshot, good_until=snapshot.asked_at + PINS_GO_WITHIN_SECONDS)
         self._paused = snapshot.paused
         self._publish(clock() - started)
 
@@ -396,47 +399,6 @@ class Reconciler:
         limit. Time in which this process stood still is not in *scan_seconds*.
         """
         return asked_at + max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * scan_seconds)
-
-    async def _pin(self, snapshot: BrokerSnapshot, *, good_until: float) -> None:
-        """
-        Pin what is not known to be durable, whatever the state of the object store.
-
-        Pins are released by the observations in *snapshot* until *good_until*, in loop time.
-        """
-        if not self._pinner.is_used:
-            return
-        found: list[tuple[TopicIdPartition, PinFacts]] = []
-        now_ms = self._now_ms()
-        for leadership, seen in snapshot.wanted.items():
-            known = self._running.get(leadership)
-            manifest = known.archiver.last_manifest if known else None
-            is_expiring = now_ms >= rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms)
-            facts = PinFacts(
-                seen.log,
-                seen.pins,
-                archived_end(manifest, seen.log),
-                seen.bounds.log_end_offset if is_expiring else None,
-                manifest.gaps if manifest else (),
-                good_until,
-            )
-            found.append((leadership.partition, facts))
-        for one in (*snapshot.followed, *snapshot.held_back):
-            manifest = self._followed_manifests.manifest(one.partition)
-            durable_to = archived_end(manifest, one.log)
-            gaps = manifest.gaps if manifest else ()
-            found.append(
-                (one.partition, PinFacts(one.log, one.pins, durable_to, gaps=gaps, good_until=good_until))
-            )
-        now = asyncio.get_running_loop().time()
-        unknown = [partition for partition, facts in found if facts.next_offset is None]
-        self._unknown_since = {one: self._unknown_since.get(one, now) for one in unknown}
-        partitions = [
-            facts
-            for partition, facts in found
-            if now - self._unknown_since.get(partition, -math.inf) >= PIN_UNKNOWN_AFTER_SECONDS
-        ]
-        is_complete = not snapshot.problems and len(partitions) == len(found)
-        await self._pinner.step(partitions, unnamed=snapshot.unnamed, is_complete=is_complete)
 
     async def _run_upkeep(self) -> None:
         """Run the manifest upkeep after each round, concurrently with the next ones."""

@@ -22,8 +22,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from types import ModuleType
@@ -34,11 +34,12 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.broker import kafka_permissions, kafka_quotas, kafka_topic_configs
+from tieringd.broker.kafka_bounds import BoundsQuestion
 from tieringd.broker.kafka_errors import DENIED_HINTS, refusal
 from tieringd.broker.kafka_groups import GroupOffset, group_offsets
+from tieringd.broker.kafka_kept import KeptQuestion
 from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
-    LIST_OFFSETS,
     METADATA,
     ApiVersionRange,
     KafkaConnections,
@@ -53,7 +54,6 @@ from tieringd.model.partition import NO_TOPIC_ID, ClusterView, Leadership, LogBo
 
 if TYPE_CHECKING:
     from kio.schema.delete_records.v2 import DeleteRecordsResponse
-    from kio.schema.list_offsets.v9 import ListOffsetsResponse
     from kio.schema.metadata.v13 import MetadataResponse
 
 
@@ -63,11 +63,13 @@ log = structlog.get_logger()
 
 DESCRIBE_LOG_DIRS: Final = ApiVersionRange("DescribeLogDirs", 35, min_version=1, max_version=4)
 
-_EARLIEST: Final = -2
-_LATEST: Final = -1
-_READ_UNCOMMITTED: Final = 0
-_READ_COMMITTED: Final = 1
-_CONSUMER: Final = -1
+_WORTH_KEEPING: Final = 50
+"""
+A question about so many partitions is kept, because a round asks it again. One about fewer, as for a segment
+that was just closed, costs little to ask anew, and would take the place of the round's.
+"""
+_WORTH_KEEPING_TOPICS: Final = 5
+"""The same of topics whose settings are asked for: each has some 35."""
 
 
 async def log_dir_sizes(
@@ -106,21 +108,34 @@ def _directory(broker: int, result: Any) -> LogDirSizes:
     return LogDirSizes(broker, result.log_dir, replicas, error)
 
 
-async def topic_ids(
-    connections: KafkaConnections, brokers: Iterable[tuple[str, int]], names: Collection[str]
-) -> dict[str, frozenset[str]]:
-    """
-    Ask each of *brokers* for *names*. Return all ids by name; no ids where no broker has the topic.
+class TopicIdsQuestion:
+    """The question for the ids of topics, which each broker of a cluster is asked."""
 
-    A name is left out if one broker does not answer for it.
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self._by_address: dict[tuple[str, int], KeptQuestion[dict[str, frozenset[str]]]] = {}
 
-    Raises:
-        BrokerUnavailable: A broker does not answer.
-    """
-    request = metadata_request(names)
-    answers = await asyncio.gather(*(_told(connections, address, request) for address in brokers))
-    told = set(names).intersection(*answers) if answers else set()
-    return {name: frozenset[str]().union(*(answer[name] for answer in answers)) for name in told}
+    async def asked(
+        self, connections: KafkaConnections, brokers: Iterable[tuple[str, int]]
+    ) -> dict[str, frozenset[str]]:
+        """
+        Ask each of *brokers*. Return all ids by name; no ids where no broker has the topic.
+
+        A name is left out if one broker does not answer for it.
+
+        Raises:
+            BrokerUnavailable: A broker does not answer.
+        """
+        build = metadata_request(self.names)
+        self._by_address = {
+            address: self._by_address.get(address) or KeptQuestion(METADATA, build, _ids_of)
+            for address in brokers
+        }
+        answers: list[dict[str, frozenset[str]]] = await asyncio.gather(
+            *(connections.send(address, one.request()) for address, one in self._by_address.items())
+        )
+        told = self.names.intersection(*answers) if answers else set()
+        return {name: frozenset[str]().union(*(answer[name] for answer in answers)) for name in told}
 
 
 @lru_cache(maxsize=4096)
@@ -163,10 +178,7 @@ def text_of(topic_id: UUID | None) -> str:
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
-async def _told(
-    connections: KafkaConnections, address: tuple[str, int], build: Any
-) -> dict[str, frozenset[str]]:
-    response: MetadataResponse = await connections.send(address, KafkaRequest(METADATA, build))
+def _ids_of(response: MetadataResponse) -> dict[str, frozenset[str]]:
     told: dict[str, frozenset[str]] = {}
     for topic in response.topics:
         if topic.name is None:
@@ -176,6 +188,31 @@ async def _told(
         elif topic.error_code is ErrorCode.unknown_topic_or_partition:
             told[topic.name] = frozenset()
     return told
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """What an answer says of brokers, topics, and the roles of the broker beside us."""
+
+    brokers: Mapping[int, tuple[str, int]]
+    """The addresses of the live brokers, by id."""
+    topic_ids: Mapping[str, str]
+    """The ids of the topics that the broker answers for, by name."""
+    counts: Mapping[str, int]
+    """How many partitions each of them has."""
+    replicas: Mapping[TopicPartition, Replica]
+    """Those partitions of which the broker beside us is a replica."""
+    refused: tuple[tuple[str | None, ErrorCode], ...]
+    """The other topics, each with the broker's error."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Viewed:
+    """A view, and what it follows from."""
+
+    told: _Told
+    found: tuple[LocalPartition, ...]
+    view: ClusterView
 
 
 class KafkaBroker:
@@ -200,6 +237,12 @@ class KafkaBroker:
         self._node_address: tuple[str, int] | None = None
         self._reported: set[str] = set()
         """Topics on our disk that this user may not see, as far as this was logged."""
+        self._roles_question: tuple[frozenset[str], KeptQuestion[_Told]] | None = None
+        """The topics whose metadata was asked for last, where it was worth keeping."""
+        self._viewed: _Viewed | None = None
+        self._configs_questions = kafka_topic_configs.ConfigsQuestions(())
+        self._bounds_question: BoundsQuestion | None = None
+        self._ids_question: TopicIdsQuestion | None = None
 
     async def cluster_id(self) -> str:
         """Return the id of the cluster. It is part of every object's key."""
@@ -212,7 +255,7 @@ class KafkaBroker:
         """Return the id of the broker beside us."""
         if self._node_id is None:
             await self._metadata(())
-        return self._require_node_id()
+        return _required(self._node_id)
 
     async def topic_id(self, topic: str) -> str | None:
         """Return the current id of the topic with this name; None without such a topic or without ids."""
@@ -236,7 +279,12 @@ class KafkaBroker:
             BrokerUnavailable: A live broker does not answer.
         """
         brokers = (await self._metadata(())).brokers
-        return await topic_ids(self._connections, [(each.host, int(each.port)) for each in brokers], topics)
+        names = frozenset(topics)
+        if self._ids_question is None or self._ids_question.names != names:
+            self._ids_question = TopicIdsQuestion(names)
+        return await self._ids_question.asked(
+            self._connections, [(each.host, int(each.port)) for each in brokers]
+        )
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
@@ -247,21 +295,38 @@ class KafkaBroker:
         """
         if not found:
             return ClusterView({}, {})
-        topics = {each.topic_partition.topic for each in found}
+        topics = frozenset(each.topic_partition.topic for each in found)
         self._reported &= topics
-        return self._view(await self._metadata(topics), found)
+        if self._roles_question is not None and self._roles_question[0] == topics:
+            question = self._roles_question[1]
+        else:
+            question = KeptQuestion(METADATA, metadata_request(topics), self._told)
+            if len(found) >= _WORTH_KEEPING:
+                self._roles_question = topics, question
+        told: _Told = await self._first_answer(question.request)
+        self._learn(told.brokers)
+        self._report(told)
+        viewed, partitions = self._viewed, tuple(found)
+        # A tuple of a tuple is that tuple itself, and a scan that finds the same returns the same one.
+        if viewed is not None and viewed.told is told and viewed.found is partitions:
+            return viewed.view
+        view = self._view(told, partitions)
+        if len(found) >= _WORTH_KEEPING:
+            self._viewed = _Viewed(told, partitions, view)
+        return view
 
-    def _view(self, response: MetadataResponse, found: Sequence[LocalPartition]) -> ClusterView:
-        """Return the roles in *response*, which holds the metadata of the topics of *found*."""
-        node_id = self._require_node_id()
+    def _told(self, response: MetadataResponse) -> _Told:
+        """Return what *response* says of brokers, topics, and this broker's roles in their partitions."""
+        brokers = _addresses_of(response)
+        node_id = _required(self._node_id_among(brokers))
         ids: dict[str, str] = {}
         counts: dict[str, int] = {}
         replicas: dict[TopicPartition, Replica] = {}
+        refused: list[tuple[str | None, ErrorCode]] = []
         for topic in response.topics:
             if topic.name is None or topic.error_code is not ErrorCode.none:
-                self._report(topic.name, topic.error_code)
+                refused.append((topic.name, topic.error_code))
                 continue
-            self._reported.discard(topic.name)
             ids[topic.name] = text_of(getattr(topic, "topic_id", None))
             counts[topic.name] = len(topic.partitions)
             for partition in topic.partitions:
@@ -273,13 +338,18 @@ class KafkaBroker:
                         is_leader=partition.leader_id == node_id,
                         has_all_in_sync=set(partition.replica_nodes) <= set(partition.isr_nodes),
                     )
+        return _Told(brokers, ids, counts, replicas, tuple(refused))
+
+    def _view(self, told: _Told, found: Sequence[LocalPartition]) -> ClusterView:
+        """Return the roles for *found*, whose topics are those of *told*."""
+        replicas, ids = told.replicas, told.topic_ids
         held = {
             each.topic_partition: replicas[each.topic_partition]
             for each in found
             if each.topic_partition in replicas
             and (not self._settings.has_topic_ids_on_disk or ids[each.topic_partition.topic] == each.topic_id)
         }
-        return ClusterView(held, counts, {} if self._settings.has_topic_ids_on_disk else ids)
+        return ClusterView(held, told.counts, {} if self._settings.has_topic_ids_on_disk else ids)
 
     async def log_bounds(
         self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
@@ -292,12 +362,11 @@ class KafkaBroker:
         asked = {each: leader_epochs[each] for each in (one.partition.topic_partition for one in logs)}
         if not asked:
             return {}
-        # In this order each value is a lower bound of its value at the time of the next request: a log
-        # start, then a last stable offset, then a high watermark that is not behind it.
-        starts = await self._offsets(asked, _EARLIEST, _READ_UNCOMMITTED)
-        stables = await self._offsets(asked, _LATEST, _READ_COMMITTED)
-        ends = await self._offsets(asked, _LATEST, _READ_UNCOMMITTED)
-        return {each: _bounds(each, starts, stables, ends) for each in asked}
+        if len(asked) < _WORTH_KEEPING:
+            return await BoundsQuestion(asked).asked(self._ask)
+        if self._bounds_question is None or self._bounds_question.leader_epochs != asked:
+            self._bounds_question = BoundsQuestion(asked)
+        return await self._bounds_question.asked(self._ask)
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
         """Return the contents of the log directories of every live broker, or a broker's error instead."""
@@ -312,10 +381,12 @@ class KafkaBroker:
         The latter come from the topic or from a default of the broker. A topic that the cluster does not
         know is left out.
         """
-        configs: dict[str, Mapping[str, str]] = {}
-        for request in kafka_topic_configs.describe_requests(topics):
-            configs |= kafka_topic_configs.described(await self._ask(request))
-        return configs
+        questions = self._configs_questions
+        if tuple(topics) != questions.topics:
+            questions = kafka_topic_configs.ConfigsQuestions(tuple(topics))
+            if len(topics) >= _WORTH_KEEPING_TOPICS:
+                self._configs_questions = questions
+        return await questions.asked(self._ask)
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """Return only the properties that are set on one topic itself."""
@@ -381,7 +452,7 @@ class KafkaBroker:
         Every live broker is asked for the groups that it coordinates, and for *known* groups that none lists.
         """
         brokers = (await self._metadata(())).brokers
-        node_id = self._require_node_id()
+        node_id = _required(self._node_id)
         addresses = {int(each.node_id): (each.host, int(each.port)) for each in brokers}
         own = addresses.pop(node_id, None)
         if own is None:
@@ -451,9 +522,11 @@ class KafkaBroker:
         """
         partition = leadership.partition
         name = partition.topic_partition
-        response: MetadataResponse = await self._ask(KafkaRequest(METADATA, metadata_request({name.topic})))
-        self._learn(response)
-        replica = self._view(response, [local]).replicas.get(name)
+        question = KeptQuestion(METADATA, metadata_request({name.topic}), self._told)
+        told: _Told = await self._ask(question.request())
+        self._learn(told.brokers)
+        self._report(told)
+        replica = self._view(told, [local]).replicas.get(name)
         if partition.topic_id != local.topic_id or replica is None or not replica.is_leader:
             raise LeadershipChanged(
                 f"this broker does not lead {partition} with topic id {partition.topic_id} now"
@@ -466,49 +539,44 @@ class KafkaBroker:
         return replica
 
     async def _metadata(self, topics: Iterable[str]) -> MetadataResponse:
-        """Ask the first broker that answers: the one beside us, or one of the bootstrap addresses."""
+        """Ask the first broker that answers for the metadata of *topics*."""
         build = metadata_request(topics)
-        response: MetadataResponse | None = None
+        response: MetadataResponse = await self._first_answer(lambda: KafkaRequest(METADATA, build))
+        self._learn(_addresses_of(response))
+        return response
+
+    async def _first_answer(self, make_request: Callable[[], KafkaRequest]) -> Any:
+        """Ask the first broker that answers: the one beside us, or one of the bootstrap addresses."""
         failures: list[BrokerUnavailable] = []
         for address in self._known_addresses():
             try:
-                response = await self._connections.send(address, KafkaRequest(METADATA, build))
+                return await self._connections.send(address, make_request())
             except BrokerUnavailable as error:
                 failures.append(error)
-            else:
-                break
-        if response is None:
-            raise BrokerUnavailable("; ".join(error.message for error in failures)) from failures[-1]
-        self._learn(response)
-        return response
+        raise BrokerUnavailable("; ".join(error.message for error in failures)) from failures[-1]
 
     def _known_addresses(self) -> list[tuple[str, int]]:
         own = [] if self._node_address is None else [self._node_address]
         return list(dict.fromkeys([*own, *self._connections.bootstrap]))
 
-    def _learn(self, response: MetadataResponse) -> None:
+    def _learn(self, live: Mapping[int, tuple[str, int]]) -> None:
         """Keep the id and the address of the broker beside us. The address may change when it restarts."""
-        live = {int(each.node_id): (each.host, int(each.port)) for each in response.brokers}
-        if self._node_id is None:
-            named = [node for node, address in live.items() if address in self._connections.bootstrap]
-            self._node_id = named[0] if len(named) == 1 else None
+        self._node_id = self._node_id_among(live)
         self._node_address = None if self._node_id is None else live.get(self._node_id)
 
-    def _require_node_id(self) -> int:
-        if self._node_id is None:
-            raise BrokerDenied(
-                "the broker beside this daemon cannot be identified: none, or more than one, of the "
-                "cluster's brokers advertises an address of broker.bootstrap",
-                hint="Set broker.node_id to the node.id in the broker's own configuration",
-            )
-        return self._node_id
+    def _node_id_among(self, live: Mapping[int, tuple[str, int]]) -> int | None:
+        """Return the id of the broker beside us, which never changes once it is known."""
+        if self._node_id is not None:
+            return self._node_id
+        named = [node for node, address in live.items() if address in self._connections.bootstrap]
+        return named[0] if len(named) == 1 else None
 
     async def _ask(self, request: KafkaRequest) -> Any:
         """Send *request* to the broker beside us."""
         if self._node_address is None:
             await self._metadata(())
         if self._node_address is None:
-            node_id = self._require_node_id()
+            node_id = _required(self._node_id)
             raise BrokerUnavailable(f"broker {node_id} is not among the live brokers of the cluster")
         try:
             return await self._connections.send(self._node_address, request)
@@ -516,47 +584,6 @@ class KafkaBroker:
             # It may have come back at another address: the next call asks for it.
             self._node_address = None
             raise
-
-    async def _offsets(
-        self, asked: Mapping[TopicPartition, int], timestamp: int, isolation_level: int
-    ) -> Mapping[TopicPartition, int | TieringError]:
-        """
-        Return one special offset of each partition, or the broker's error for it.
-
-        *asked* gives the leader epoch under which the broker must lead each partition.
-        """
-        by_topic: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        for each, leader_epoch in asked.items():
-            by_topic[each.topic].append((each.partition, leader_epoch))
-
-        def build(module: ModuleType) -> Any:
-            topics = tuple(
-                module.ListOffsetsTopic(
-                    name=name,
-                    partitions=tuple(
-                        module.ListOffsetsPartition(
-                            partition_index=number, current_leader_epoch=leader_epoch, timestamp=timestamp
-                        )
-                        for number, leader_epoch in partitions
-                    ),
-                )
-                for name, partitions in by_topic.items()
-            )
-            return module.ListOffsetsRequest(
-                replica_id=_CONSUMER, isolation_level=isolation_level, topics=topics
-            )
-
-        response: ListOffsetsResponse = await self._ask(KafkaRequest(LIST_OFFSETS, build))
-        offsets: dict[TopicPartition, int | TieringError] = {}
-        for topic in response.topics:
-            for result in topic.partitions:
-                each = TopicPartition(topic.name, result.partition_index)
-                offsets[each] = (
-                    result.offset
-                    if result.error_code is ErrorCode.none
-                    else refusal(f"the offsets of {each}", result.error_code)
-                )
-        return offsets
 
     def _deletion(self, partition: TopicPartition, before_offset: int) -> Callable[[ModuleType], Any]:
         # The broker's response has to arrive before we stop waiting for it.
@@ -569,27 +596,31 @@ class KafkaBroker:
 
         return build
 
-    def _report(self, topic: str | None, error: ErrorCode) -> None:
+    def _report(self, told: _Told) -> None:
         """Warn once that this user may not see a topic on our disk. A deleted topic is not reported."""
-        if topic is None or topic in self._reported or error is not ErrorCode.topic_authorization_failed:
-            return
-        self._reported.add(topic)
-        log.warning(
-            "topic is not archived: its metadata is not visible", topic=topic, hint=DENIED_HINTS[error]
+        self._reported -= told.topic_ids.keys()
+        for topic, error in told.refused:
+            if topic is None or topic in self._reported:
+                continue
+            if error is ErrorCode.topic_authorization_failed:
+                self._reported.add(topic)
+                log.warning(
+                    "topic is not archived: its metadata is not visible",
+                    topic=topic,
+                    hint=DENIED_HINTS[error],
+                )
+
+
+def _required(node_id: int | None) -> int:
+    if node_id is None:
+        raise BrokerDenied(
+            "the broker beside this daemon cannot be identified: none, or more than one, of the "
+            "cluster's brokers advertises an address of broker.bootstrap",
+            hint="Set broker.node_id to the node.id in the broker's own configuration",
         )
+    return node_id
 
 
-def _bounds(
-    partition: TopicPartition, *answers: Mapping[TopicPartition, int | TieringError]
-) -> LogBounds | TieringError:
-    offsets: list[int] = []
-    for answer in answers:
-        offset = answer.get(partition)
-        if isinstance(offset, TieringError):
-            return offset
-        if offset is None or offset < 0:
-            return BrokerUnavailable(f"the broker's response has no offset of {partition}")
-        offsets.append(offset)
-    start, stable, end = offsets
-    # A new leader's high watermark may be behind the old one's: the offset that both had is stable.
-    return LogBounds(log_start_offset=start, last_stable_offset=min(stable, end), log_end_offset=end)
+def _addresses_of(response: MetadataResponse) -> dict[int, tuple[str, int]]:
+    """Return the addresses of the live brokers by their ids."""
+    return {int(each.node_id): (each.host, int(each.port)) for each in response.brokers}

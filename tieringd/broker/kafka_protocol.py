@@ -30,7 +30,7 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
-from kio.index import load_payload_module, load_response_from_request
+from kio.index import load_payload_module, load_request_schema, load_response_schema
 from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
@@ -39,7 +39,7 @@ from tieringd.errors import BrokerDenied, BrokerLacksApi, BrokerUnavailable, Con
 from tieringd.formats.kafka_wire.kio_decoding import UNREADABLE, decoded_of_broker
 
 if TYPE_CHECKING:
-    from kio.static.protocol import RequestPayload
+    from kio.static.protocol import RequestPayload, ResponsePayload
 
 CLIENT_ID: Final = "tieringd"
 """The client id of every daemon."""
@@ -124,20 +124,20 @@ class KafkaRequest:
         self._only_with = only_with
         self._build = build
         self._send_by = send_by
-        self._payload: RequestPayload | None = None
+        self._version: int | None = None
 
     @property
-    def payload(self) -> RequestPayload:
-        """Return the message. Its version is known once `prepare` was called."""
-        assert self._payload is not None, "the request has not been sent"
-        return self._payload
+    def version(self) -> int:
+        """Return the message's version. It is known once `prepare` was called."""
+        assert self._version is not None, "the request has not been sent"
+        return self._version
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> KafkaRequest:
         """
-        Build the message in the highest version that both sides know.
+        Choose the highest version that both sides know.
 
-        The connection writes it in the same iteration of the event loop, so this is the last moment at
-        which a request can be held back.
+        The connection builds and writes the message in the same iteration of the event loop, so this is
+        the last moment at which a request can be held back.
 
         Raises:
             BrokerLacksApi: There is no common version.
@@ -152,18 +152,15 @@ class KafkaRequest:
                 f"{api.name} was not sent: the last check of the leadership was {late_seconds:.1f} s too "
                 "long ago"
             )
-        version = _common_version(api, versions)
-        module = load_payload_module(api.key, version, EntityType.request)
-        self._payload = self._build(module)
+        self._version = _common_version(api, versions)
         return self
 
     def build_request_header(self, *, correlation_id: int, client_id: str) -> _Header:
         """Return the header in the form that this version of the message has."""
-        payload = self.payload
-        schema: Any = payload.__header_schema__
+        schema: Any = load_request_schema(self._api.key, self.version).__header_schema__
         header = schema(
-            request_api_key=payload.__api_key__,
-            request_api_version=payload.__version__,
+            request_api_key=self._api.key,
+            request_api_version=self.version,
             correlation_id=correlation_id,
             client_id=client_id,
         )
@@ -171,19 +168,22 @@ class KafkaRequest:
 
     def encode(self) -> bytes:
         """Return the message's bytes, without its header."""
-        return _encoded(self.payload)
+        return _encoded(self._build(load_payload_module(self._api.key, self.version, EntityType.request)))
 
     def parse_response_header(self, frame: BytesIO) -> Any:
         """Read the header, and leave *frame* at the message that follows."""
-        schema = load_response_from_request(self.payload).__header_schema__
+        schema = self._response_schema().__header_schema__
         header, size = decoded_of_broker(schema, frame.getvalue())
         frame.seek(size)
         return header
 
     def decoded(self, answer: bytes) -> Any:
         """Return kio's response for the bytes that the connection returned."""
-        response, _ = decoded_of_broker(load_response_from_request(self.payload), answer)
+        response, _ = decoded_of_broker(self._response_schema(), answer)
         return response
+
+    def _response_schema(self) -> type[ResponsePayload]:
+        return load_response_schema(self._api.key, self.version)
 
     class RESPONSE_TYPE:  # noqa: N801  (the name under which aiokafka looks for it)
         """The decoder that the connection calls for a response."""

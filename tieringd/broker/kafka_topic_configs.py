@@ -7,13 +7,14 @@ This module has the messages only; `broker.kafka` sends them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_errors import refusal
+from tieringd.broker.kafka_kept import KeptQuestion
 from tieringd.broker.kafka_protocol import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, KafkaRequest
 from tieringd.errors import BrokerUnavailable
 
@@ -33,15 +34,40 @@ _SET_CONFIG: Final = 0
 _DELETE_CONFIG: Final = 1
 
 
-def describe_requests(topics: Sequence[str]) -> Iterator[KafkaRequest]:
-    """Yield requests for the settings of all these topics, each for some of them."""
-    for first in range(0, len(topics), _TOPICS_PER_QUESTION):
-        yield describe_request(topics[first : first + _TOPICS_PER_QUESTION])
+class ConfigsQuestions:
+    """The questions for the settings of all these topics, each for some of them."""
+
+    def __init__(self, topics: tuple[str, ...]) -> None:
+        self.topics = topics
+        self._questions = [
+            KeptQuestion(
+                DESCRIBE_CONFIGS, _description(topics[first : first + _TOPICS_PER_QUESTION]), described
+            )
+            for first in range(0, len(topics), _TOPICS_PER_QUESTION)
+        ]
+
+    async def asked(self, ask: Callable[[KafkaRequest], Awaitable[Any]]) -> dict[str, Mapping[str, str]]:
+        """
+        Return the properties set on each topic, and the effective ones for deletion and leader election.
+
+        Those of a topic are the same object as before while the broker's answer is the same.
+
+        Raises:
+            BrokerDenied: This user may not ask.
+            BrokerUnavailable: The broker cannot answer now.
+        """
+        configs: dict[str, Mapping[str, str]] = {}
+        for question in self._questions:
+            configs |= await ask(question.request())
+        return configs
 
 
 def describe_request(topics: Sequence[str]) -> KafkaRequest:
     """Return the request for the settings of a few topics."""
+    return KafkaRequest(DESCRIBE_CONFIGS, _description(topics))
 
+
+def _description(topics: Sequence[str]) -> Callable[[ModuleType], Any]:
     def build(module: ModuleType) -> Any:
         resources = tuple(
             module.DescribeConfigsResource(
@@ -51,7 +77,7 @@ def describe_request(topics: Sequence[str]) -> KafkaRequest:
         )
         return module.DescribeConfigsRequest(resources=resources)
 
-    return KafkaRequest(DESCRIBE_CONFIGS, build)
+    return build
 
 
 def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]:

@@ -25,7 +25,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -187,19 +187,48 @@ class PinDirectory:
                 _unlink(directory, [pin.segment.path, *side_files])
             _tidy(directory)
 
-    def others(self, partitions: Sequence[LocalPartition]) -> set[str]:
+    def tidy(self, partition: LocalPartition) -> None:
+        """
+        Remove the note about a log that has no pin.
+
+        Raises:
+            LocalFileError: It cannot be removed.
+        """
+        directory = self._directory(partition)
+        with named_errors(directory, "be changed"):
+            _tidy(directory)
+
+    def listed(self) -> frozenset[str]:
+        """
+        Return the paths in the root: the directories with pins, of whatever partitions.
+
+        Raises:
+            LocalFileError: The root cannot be read.
+        """
+        return frozenset(path for path, _ in self._entries())
+
+    def is_listed(self, listed: frozenset[str], partition: LocalPartition) -> bool:
+        """Say whether the pins of *partition* are among *listed*, which the method of that name returned."""
+        # Without pins, as is usual, no name is made for each of ten thousand partitions.
+        return bool(listed) and self._directory(partition) in listed
+
+    def others(self, partitions: Iterable[LocalPartition]) -> set[str]:
         """
         Return the directories with pins of partitions that are not among *partitions*.
 
         Raises:
             LocalFileError: The root cannot be read.
         """
-        known = {self._directory(one) for one in partitions}
+        found = {path for path, is_directory in self._entries() if is_directory}
+        return found - {self._directory(one) for one in partitions} if found else found
+
+    def _entries(self) -> list[tuple[str, bool]]:
+        """Return the paths in the root, and whether each is a directory."""
         try:
             with os.scandir(self.root) as entries:
-                return {entry.path for entry in entries if entry.is_dir() and entry.path not in known}
+                return [(entry.path, entry.is_dir()) for entry in entries]
         except FileNotFoundError:
-            return set()
+            return []
         except OSError as error:
             raise LocalFileError(f"{self.root} cannot be read: {error.strerror}", path=self.root) from error
 

@@ -429,6 +429,12 @@ class GatewayConfig(BaseModel):
     """How many clients may be connected at once."""
     max_connections_per_host: Annotated[int, Number(1, 1_000_000)] | None = None
     """How many of these may come from one address; null: half of them."""
+    host_connections_per_second: Annotated[Annotated[int, Number(1, 1_000_000)] | None, LIVE] = 20
+    """
+    How many connections one address may open in a second, like a broker's `max.connection.creation.rate`;
+    null: no limit. Ten seconds' worth may be opened at once. Further ones are refused. Raise it where many
+    clients share an address, by NAT or on this machine.
+    """
     proxy_protocol: Annotated[bool, Flag()] = False
     """
     Whether a load balancer tells the address of each client by the PROXY protocol, version 2. Every

@@ -23,7 +23,6 @@ from tieringd.archive.group_store import GroupStore
 from tieringd.config import Config
 from tieringd.daemon.admin import serving
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway_service import divided, gateway_settings
@@ -31,6 +30,7 @@ from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.daemon.reloading import Reloader, on_hangup
 from tieringd.daemon.service_manager import ServiceManager
+from tieringd.daemon.state_lock import sole_owner
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_nodes import EndpointLeases, Nodes, SoleNode

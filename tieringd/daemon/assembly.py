@@ -8,7 +8,6 @@ the daemon ends.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -41,6 +40,7 @@ from tieringd.daemon.housekeeping_jobs import HousekeepingParts, housekeeping_of
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.daemon.ownership_check import ArchiveCheck, note_host
 from tieringd.daemon.read_cache import ReadCache
+from tieringd.daemon.state_lock import sole_owner
 from tieringd.daemon.workers.gateway_workers import GatewayWorkers, gateway_with_workers
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
@@ -392,33 +392,3 @@ def _pin_directories(config: Config) -> dict[str, PinDirectory]:
         else:
             directories[str(log_dir)] = PinDirectory(root)
     return directories
-
-
-@contextmanager
-def sole_owner(config: Config) -> Iterator[None]:
-    """
-    Hold the state directory's lock, so that no second daemon starts with the same configuration.
-
-    The kernel releases the lock when the process ends, however it ends.
-
-    Raises:
-        ConfigError: Another daemon holds the lock, or the state directory cannot be used.
-    """
-    path = config.state_directory / "lock"
-    try:
-        config.state_directory.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        raise ConfigError(
-            f"state_directory {config.state_directory} cannot be used: {error.strerror}",
-            hint="Allow the daemon's user to create it and write in it",
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another tieringd runs with state_directory {config.state_directory}",
-                hint="Stop that daemon first, or give this one its own state_directory and log directories",
-            ) from error
-        yield

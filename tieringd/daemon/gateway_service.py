@@ -15,6 +15,7 @@ from tieringd.daemon.archive import Archive
 from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.gateway.connection import GatewaySettings
+from tieringd.gateway.connection_rates import BURST_SECONDS
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
@@ -109,7 +110,8 @@ def divided(settings: GatewaySettings, workers: int) -> GatewaySettings:
     """
     Return the settings of one of *workers*: an equal part of each limit, so that all keep it together.
 
-    The limit of connections stays whole: the workers count them together.
+    The limit of connections stays whole: the workers count them together. So does the number that a host may
+    open at once: these connections are not spread evenly.
     """
 
     def part(limit: int | None) -> int | None:
@@ -117,9 +119,11 @@ def divided(settings: GatewaySettings, workers: int) -> GatewaySettings:
 
     per_host = settings.max_connections_per_host or max(1, settings.max_connections // 2)
     dollars = settings.principal_dollars_per_day
+    new_connections = settings.host_connections_per_second
     return replace(
         settings,
         max_connections_per_host=max(1, per_host // workers),
+        host_connections_per_second=None if new_connections is None else new_connections / workers,
         buffered_bytes=settings.buffered_bytes // workers,
         archive_bytes_per_second=part(settings.archive_bytes_per_second),
         client_archive_bytes_per_second=part(settings.client_archive_bytes_per_second),
@@ -142,6 +146,8 @@ def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
         broker_tls=tls.broker,
         max_connections=gateway.max_connections,
         max_connections_per_host=gateway.max_connections_per_host,
+        host_connections_per_second=gateway.host_connections_per_second,
+        host_connections_burst=(gateway.host_connections_per_second or 1) * BURST_SECONDS,
         idle_timeout_seconds=gateway.connections_max_idle_ms / 1000,
         slow_timeout_seconds=gateway.slow_client_timeout_ms / 1000,
         max_request_bytes=gateway.max_request_bytes,

@@ -63,6 +63,10 @@ class GatewaySettings:
     max_connections: int = 10_000
     max_connections_per_host: int | None = None
     """None is half of *max_connections*, so that one host does not take all places."""
+    host_connections_per_second: float | None = None
+    """How many connections one host may open in a second; None is unlimited."""
+    host_connections_burst: int = 1
+    """How many of them it may open at once."""
     max_request_bytes: int = 100 << 20
     max_held_bytes: int = 4 << 20
     """
@@ -112,8 +116,14 @@ class GatewayCounters:
     """Counts since the gateway started."""
 
     accepted_connections: int = 0
-    refused_connections: int = 0
-    """Refused because of a limit on connections."""
+    refused_when_full: int = 0
+    """Refused because so many clients are connected as there may be."""
+    refused_by_host: int = 0
+    """Refused because so many clients of their host are connected as there may be."""
+    refused_by_host_rate: int = 0
+    """Refused because their host opens connections too often."""
+    unanswered_hosts: int = 0
+    """How often the kernel was told not to answer a host for a moment."""
     slow_connections: int = 0
     """Closed because the client did not log in, or was too slow to send a request or to take a response."""
     broken_connections: int = 0
@@ -134,6 +144,11 @@ class GatewayCounters:
     """Archived partitions whose answer had to wait for a later Fetch, beside records too large to hold."""
     prepared_answers: int = 0
     """Archived answers that were ready when the client asked."""
+
+    @property
+    def refused_connections(self) -> int:
+        """Return how many connections were refused because of a limit on connections."""
+        return self.refused_when_full + self.refused_by_host + self.refused_by_host_rate
 
 
 @dataclass(frozen=True, slots=True)

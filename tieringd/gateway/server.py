@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -27,12 +28,14 @@ from tieringd.gateway.connection import (
     GatewayCounters,
     GatewaySettings,
 )
+from tieringd.gateway.connection_rates import ConnectionRates
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.proxy_header import proxied_host
 from tieringd.gateway.read_rates import ReadRates
 from tieringd.gateway.reader_records import ReaderRecords
 from tieringd.gateway.shared_port import Port, SharedPort, listening_socket
 from tieringd.gateway.sockets import accepted, prepare
+from tieringd.gateway.unanswered_hosts import UnansweredHosts, answer_all
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import ReaderCounts
 from tieringd.metrics.restarts import restarted
@@ -50,6 +53,8 @@ Pause after the system had no descriptor for a client.
 
 Otherwise the listener would be ready at once again.
 """
+_CLOSED_AT_ONCE: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER that ends a connection by a reset: the kernel keeps nothing of it."""
 
 
 class ClientConnection(Protocol):
@@ -147,9 +152,17 @@ class GatewayServer:
         self._hosts: Counter[str] = Counter()
         """The number of connections of each host, those that still shake hands included."""
         self._host_of: dict[ClientConnection, str] = {}
-        self._shaking = 0
-        self._arriving: set[socket.socket] = set()
-        """Accepted sockets that a task still introduces or shakes hands with, as far as it has begun."""
+        self._new_connections = ConnectionRates(
+            settings.host_connections_per_second, burst=settings.host_connections_burst
+        )
+        self._unanswered: UnansweredHosts | None = None
+        """None where the kernel sees the address of a load balancer instead of a client's."""
+        self._arriving: dict[socket.socket, str | None] = {}
+        """
+        Accepted sockets that a task introduces or shakes hands with, each with the host it counts for.
+
+        None is before the load balancer has told the host.
+        """
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: tuple[asyncio.Task[None], ...] = ()
@@ -157,6 +170,9 @@ class GatewayServer:
 
     def set_limits(self, settings: GatewaySettings) -> None:
         """Use the rates of *settings*, and its time of slow fetches, from now on. All else stays as it is."""
+        self._new_connections.set_limit(
+            settings.host_connections_per_second, burst=settings.host_connections_burst
+        )
         self._shared.rates.set_limits(**_rates_of(settings), now=asyncio.get_running_loop().time())
         self._shared.readers.slow_seconds = settings.slow_fetch_seconds
 
@@ -182,7 +198,7 @@ class GatewayServer:
     @property
     def open_connections(self) -> int:
         """Return how many clients are connected."""
-        return len(self._connections) + self._shaking
+        return len(self._connections) + len(self._arriving)
 
     @property
     def budget(self) -> MemoryBudget:
@@ -211,6 +227,8 @@ class GatewayServer:
             listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
         )
         self._listener = port.listener
+        if not settings.proxy_protocol:
+            self._unanswered = UnansweredHosts(port.listener, asyncio.get_running_loop())
         self._note_connections()
         self._serving = tuple(
             self._spawn(restarted(name, run, on_failure=self._on_failure))
@@ -231,9 +249,12 @@ class GatewayServer:
     async def close(self, *, grace_seconds: float = 5.0) -> None:
         """Accept no further client or request, wait for answers that are due, and close everything."""
         await cancelled(tuple(self._tasks))
-        for sock in self._arriving:
+        for sock in list(self._arriving):
             # A task that is cancelled before its first step does not close its socket itself.
             sock.close()
+            self._has_arrived(sock)
+        if self._unanswered is not None:
+            self._unanswered.close()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
@@ -274,8 +295,7 @@ class GatewayServer:
                 continue
             host = address[0]
             if self._settings.proxy_protocol and self._all_connections < self._settings.max_connections:
-                self._shaking += 1
-                self._arriving.add(sock)
+                self._arriving[sock] = None
                 self._spawn(self._introduce(sock, host))
             else:
                 self._take(sock, host)
@@ -301,16 +321,28 @@ class GatewayServer:
             sock.close()
             raise
         finally:
-            self._shaking -= 1
-            self._arriving.discard(sock)
-            self._note_connections()
+            self._has_arrived(sock)
         self._take(sock, host)
         self._note_connections()
 
+    def _has_arrived(self, sock: socket.socket) -> None:
+        """Count a socket no more that has a connection from now on, or is closed."""
+        host = self._arriving.pop(sock)
+        if host is not None:
+            self._leave(host)
+        self._note_connections()
+
     def _take(self, sock: socket.socket, host: str) -> None:
-        is_full = self._all_connections >= self._settings.max_connections
-        if is_full or self._hosts[host] >= self._host_limit:
-            self.counters.refused_connections += 1
+        # Refused connections take a token as well: a host that connects in a loop to a full gateway is one.
+        if not self._new_connections.admits(host, now=asyncio.get_running_loop().time()):
+            self._refuse_often(sock, host)
+            return
+        if self._all_connections >= self._settings.max_connections:
+            self.counters.refused_when_full += 1
+            sock.close()
+            return
+        if self._hosts[host] >= self._host_limit:
+            self.counters.refused_by_host += 1
             sock.close()
             return
         self.counters.accepted_connections += 1
@@ -318,6 +350,23 @@ class GatewayServer:
             self._greet(sock, host)
         except Exception as error:  # noqa: BLE001 the boundary between clients: the listener goes on
             self._fail(sock, host, error)
+
+    def _refuse_often(self, sock: socket.socket, host: str) -> None:
+        """Close a connection of a host that opens too many of them in a second."""
+        self.counters.refused_by_host_rate += 1
+        # A system that knows no such option closes the connection all the same.
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSED_AT_ONCE)
+        sock.close()
+        if self._unanswered is not None:
+            self.counters.unanswered_hosts += self._unanswered.add(host)
+        now = asyncio.get_running_loop().time()
+        if self._new_connections.is_to_be_told(host, now=now) and self._shared.client_log.admits(host):
+            log.warning(
+                "a client host opens connections too often; further ones are refused",
+                client=host,
+                hint="Raise gateway.host_connections_per_second where many clients share this address",
+            )
 
     def _fail(self, sock: socket.socket, host: str, error: Exception) -> None:
         """Close a connection that met a defect. It ends alone."""
@@ -336,12 +385,14 @@ class GatewayServer:
         except OSError as error:
             self._turn_away(sock, error)
             return
+        if self._unanswered is not None:
+            # The socket has inherited the filter that the listener has now, also another worker's.
+            answer_all(sock)
         if self._settings.client_tls is None:
             self._add(sock, host)
         else:
-            self._shaking += 1
             self._hosts[host] += 1
-            self._arriving.add(sock)
+            self._arriving[sock] = host
             self._spawn(self._shake(sock, host))
 
     def _turn_away(self, sock: socket.socket, error: OSError) -> None:
@@ -360,10 +411,7 @@ class GatewayServer:
                 log.info("a client's TLS handshake failed", client=host, error=reason)
             return
         finally:
-            self._shaking -= 1
-            self._arriving.discard(sock)
-            self._leave(host)
-            self._note_connections()
+            self._has_arrived(sock)
         try:
             self._add(encrypted, host)
         except Exception as error:  # noqa: BLE001 the boundary between clients

@@ -26,7 +26,7 @@ class GatewaySource(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return the counts since the start, by the names in `GatewayCollector`."""
+        """Return the counts since the start, by the names in `GatewayCollector.COUNTS`."""
 
 
 class GatewayCollector(Collector):
@@ -34,7 +34,6 @@ class GatewayCollector(Collector):
 
     COUNTERS: Final = {
         "accepted_connections": "Client connections that were accepted",
-        "refused_connections": "Client connections that were refused because of a limit of connections",
         "slow_connections": "Connections closed because the client did not log in, or was too slow",
         "broken_connections": "Connections closed because of an invalid message or a refusal by the broker",
         "failed_connections": "Connections closed because of a defect of the program",
@@ -46,7 +45,16 @@ class GatewayCollector(Collector):
         "unread_answers": "Responses to Fetch in which a partition was not read in time",
         "late_partitions": "Archived partitions that had to wait for a later Fetch beside large batches",
         "prepared_answers": "Responses with archived data that were ready when they were requested",
+        "unanswered_hosts": "Times that the kernel was told not to answer a host that connects too often",
     }
+    REFUSALS: Final = {
+        "connections": "refused_when_full",
+        "host_connections": "refused_by_host",
+        "host_rate": "refused_by_host_rate",
+    }
+    """The reasons why connections are refused, and the name of the count of each."""
+    COUNTS: Final = (*COUNTERS, *REFUSALS.values())
+    """The names of all counts."""
 
     def __init__(self, gateway: GatewaySource) -> None:
         self._gateway = gateway
@@ -65,6 +73,14 @@ class GatewayCollector(Collector):
         counts = gateway.counts
         for name, meaning in self.COUNTERS.items():
             yield CounterMetricFamily(f"tieringd_gateway_{name}", meaning, value=counts[name])
+        refused = CounterMetricFamily(
+            "tieringd_gateway_refused_connections",
+            "Client connections that were refused because of a limit of connections, by the limit",
+            labels=("reason",),
+        )
+        for reason, name in self.REFUSALS.items():
+            refused.add_metric([reason], counts[name])
+        yield refused
 
 
 class WorkerMetrics(Collector):
@@ -107,4 +123,4 @@ class NoClients:
 
     open_connections = 0
     buffered_bytes = 0
-    counts: Final = dict.fromkeys(GatewayCollector.COUNTERS, 0)
+    counts: Final = dict.fromkeys(GatewayCollector.COUNTS, 0)

@@ -17,7 +17,7 @@ from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.pins import PinDirectory
 from tieringd.errors import CorruptDataError
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.pinning import judged
+from tieringd.policies.pinning import NO_PINS, judged
 
 AMPLE = 10**9
 
@@ -255,7 +255,7 @@ async def test_pins_of_a_partition_that_is_on_disk_stay_although_the_broker_does
     """A cluster whose answer lacks a partition has not deleted it."""
     await step(pinner, writer)
     for _ in range(3):
-        await pinner.step([], unnamed=[writer.partition], is_complete=True)
+        await pinner.step([], others=[writer.partition], is_complete=True)
     assert len(pinner.pins_of(writer.partition).pins) == 3
 
 
@@ -550,3 +550,29 @@ async def test_stray_pins_keep_an_old_scan_from_pinning(pinner, writer):
     before = held(pinner, writer)
     await pinner.step([replace(facts, good_until=-1.0)], is_complete=True)
     assert held(pinner, writer) == before
+
+
+async def test_scan_of_many_partitions_lists_the_pins_once_and_sees_those_of_a_step_meanwhile(
+    pinner, writer, log_dir
+):
+    """A partition without pins is asked for only after a step that may have made some."""
+    other = LogWriter(log_dir, "payments")
+    before = pinner.listed()
+    assert before(writer.partition) == NO_PINS
+    await step(pinner, writer)
+    pins = pinner.pins_of(writer.partition)
+    assert len(pins.pins) == 3
+    assert before(writer.partition) == pins
+    assert [pinner.listed()(one.partition) for one in (writer, other)] == [pins, NO_PINS]
+
+
+async def test_segment_that_is_deleted_before_its_pin_is_made_leaves_no_note(pinner, log_dir, root):
+    """A note without a pin would hold the active segment's file, and no later step would remove it."""
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    facts = facts_of(pinner, writer)
+    writer.drop_head()
+    for path in writer.path.glob("*.deleted"):
+        path.unlink()
+    await pinner.step([facts], is_complete=True)
+    assert list(root.iterdir()) == []

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tests.support.file_calls import counted_file_calls
 from tieringd.broker.watch import DirectoryWatch, Hint
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 
 _ROLLED = "00000000000000000100.log"
 _QUEUED_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())

@@ -22,7 +22,7 @@ def test_readers_use_the_accounts_while_the_disk_is_compared():
                 # A thread of its own: with the lock held it would wait for ever.
                 reader = Thread(target=lambda: counts.append(accounts.use().objects), daemon=True)
                 reader.start()
-                reader.join(20)
+                reader.join(60)
             yield name(number), 100, 1
 
     accounts.compare(accounts.begin_comparison(), found(), {})

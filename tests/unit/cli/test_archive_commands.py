@@ -137,7 +137,7 @@ def test_reader_that_goes_away_ends_the_command_quietly(site):
     process.stdout.close()
     errors = process.stderr.read().decode()
     process.stderr.close()
-    assert (process.wait(60), errors) == (1, "")
+    assert (process.wait(240), errors) == (1, "")
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def on_a_terminal(columns: int, *arguments: object) -> tuple[int, str]:
     )
     os.close(theirs)
     found = read_terminal(ours)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     return process.returncode, found + errors.decode()
 
 

@@ -17,7 +17,7 @@ import pytest
 import typer
 from py4j.java_gateway import GatewayClient, GatewayParameters
 
-from tests.unit.cli.commands import from_the_start, invoked, tieringd
+from tests.unit.cli.commands import invoked, tieringd
 from tieringd.cli.options import OutputFormat
 from tieringd.cli.spark import session
 from tieringd.cli.spark.options import duration
@@ -31,10 +31,15 @@ SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "bucket").mkdir()
-    path = tmp_path / "tieringd.yaml"
+    return write_spark_config(tmp_path)
+
+
+def write_spark_config(root):
+    """Write a configuration with the directory `bucket` of *root* for the bucket."""
+    path = root / "tieringd.yaml"
     path.write_text(
         "state_directory: /nowhere\ncloud_storage_backend: file\n"
-        f"cloud_storage_file_root: {tmp_path / 'bucket'}\n"
+        f"cloud_storage_file_root: {root / 'bucket'}\n"
     )
     return path
 
@@ -115,31 +120,65 @@ def test_log_settings_are_there():
     assert path.as_uri() in session_options(master=None, conf={}, environ={})["spark.driver.extraJavaOptions"]
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        ["scrub"],
-        ["usage"],
-        ["rebuild"],
-        ["compact", "orders"],
-        ["compact", "orders", "--dry-run"],
-        ["erase", "orders", "--key", "k", "--requested-by", "me"],
-        ["erase", "orders", "--key", "k", "--requested-by", "me", "--dry-run"],
-        ["merge", "orders", "--no-broker"],
-        ["export", "orders", "--target-format", "parquet", "--target", "file:///lake"],
-        ["export", "orders", "--target-format", "iceberg"],
-    ],
-    ids=" ".join,
+JOBS = (
+    ["scrub"],
+    ["usage"],
+    ["rebuild"],
+    ["compact", "orders"],
+    ["compact", "orders", "--dry-run"],
+    ["erase", "orders", "--key", "k", "--requested-by", "me"],
+    ["erase", "orders", "--key", "k", "--requested-by", "me", "--dry-run"],
+    ["merge", "orders", "--no-broker"],
+    ["export", "orders", "--target-format", "parquet", "--target", "file:///lake"],
+    ["export", "orders", "--target-format", "iceberg"],
 )
-def test_command_without_pyspark_says_what_to_install(tmp_path, config, job):
+ONE_BY_ONE = """
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from tieringd.cli.main import main
+
+found = []
+for arguments in json.loads(sys.argv[1]):
+    output, errors = StringIO(), StringIO()
+    sys.argv = ["tieringd", *arguments]
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            main()
+        except SystemExit as end:
+            found.append([end.code, output.getvalue(), errors.getvalue()])
+print(json.dumps(found))
+"""
+"""Runs commands in one interpreter, and prints the exit code, the output and the errors of each."""
+
+
+@pytest.fixture(scope="module")
+def without_pyspark(tmp_path_factory):
+    """Give the outcome of each job's command in an interpreter without PySpark. One starts in a second."""
+    root = tmp_path_factory.mktemp("without-pyspark")
+    (root / "missing" / "pyspark").mkdir(parents=True)
+    (root / "missing" / "pyspark" / "__init__.py").write_text("raise ImportError('no pyspark')")
+    commands = [["spark", *job, "--config", str(write_spark_config(root))] for job in JOBS]
+    python_path = f"{root / 'missing'}:{':'.join(sys.path)}"
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, json.dumps(commands)],
+        env=os.environ | {"PYTHONPATH": python_path},
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)), ids=lambda number: " ".join(JOBS[number]))
+def test_command_without_pyspark_says_what_to_install(without_pyspark, number):
     """The command line itself needs none of it."""
-    (tmp_path / "missing" / "pyspark").mkdir(parents=True)
-    (tmp_path / "missing" / "pyspark" / "__init__.py").write_text("raise ImportError('no pyspark')")
-    python_path = f"{tmp_path / 'missing'}:{':'.join(sys.path)}"
-    done = from_the_start("spark", *job, "--config", config, PYTHONPATH=python_path)
-    assert (done.exit_code, done.output) == (2, "")
-    assert "this command needs PySpark" in done.errors
-    assert "pip install 'tieringd[spark]'" in done.errors
+    exit_code, output, errors = without_pyspark[number]
+    assert (exit_code, output) == (2, "")
+    assert "this command needs PySpark" in errors
+    assert "pip install 'tieringd[spark]'" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("home", ["", "/nowhere"])
@@ -318,7 +357,7 @@ def test_submit_file_is_the_commands_of_this_group():
     path = Path(invoked("spark", "submit-file").output.strip())
     assert path.is_file()
     command = [sys.executable, path, "usage", "--help"]
-    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert found.returncode == 0, found.stderr
     assert "Count bytes, objects and requests" in " ".join(found.stdout.split())
 

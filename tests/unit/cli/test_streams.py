@@ -141,7 +141,7 @@ def outcomes(words, root, *outputs) -> list[tuple[int, str]]:
         with errors.open("wb") as stderr:
             process = start_command(*arguments, stdout=output, stderr=stderr.fileno())
         processes.append((process, errors))
-    return [(process.wait(60), errors.read_text()) for process, errors in processes]
+    return [(process.wait(240), errors.read_text()) for process, errors in processes]
 
 
 @pytest.mark.parametrize("words", TABLE)
@@ -167,7 +167,7 @@ def errors_on_a_terminal(*arguments) -> str:
     process = start_command(*map(str, arguments), stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
     found = read_terminal(ours)
-    assert process.wait(60) == 0, found
+    assert process.wait(240) == 0, found
     return found
 
 
@@ -205,5 +205,5 @@ def test_text_of_a_record_does_nothing_to_a_terminal(tmp_path):
     process = start_command(*arguments, "--config", str(site.config), stdout=theirs)
     os.close(theirs)
     assert read_terminal(ours).endswith("\tk0\t\\x1b[2Jé\\n\\x00\r\n")
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     assert run_well(*arguments, "--config", str(site.config)).endswith("\tk0\t\x1b[2Jé\n\0\n".encode())

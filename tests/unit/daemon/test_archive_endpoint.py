@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -15,11 +16,12 @@ from tests.support.archive_endpoints import (
     endpoint_config,
     metadata,
     running_endpoint,
+    until,
 )
 from tests.support.raw_kafka import connected
 from tieringd.config import parse_config
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
-from tieringd.daemon.gateway_service import gateway_settings
+from tieringd.daemon.gateway_service import divided, gateway_settings
 from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
@@ -160,6 +162,38 @@ async def test_header_that_is_not_expected_ends_its_connection(archive, tmp_path
         client.writer.write(PROXY_HEADER)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await metadata(client, everything=True)
+
+
+@pytest.mark.parametrize(
+    ("set_to", "workers", "per_second", "burst"),
+    [({}, 1, 20, 200), ({}, 4, 5, 200), ({"host_connections_per_second": 3}, 2, 1.5, 30)],
+)
+def test_rate_of_a_hosts_connections_is_divided_and_its_burst_is_not(
+    tmp_path, set_to, workers, per_second, burst
+):
+    """Each worker has a part of the rate, and the whole burst."""
+    config = endpoint_config(tmp_path, broker="'127.0.0.1:9092'", **set_to)
+    settings = divided(gateway_settings(config, GatewayTls(config, has_broker=True)), workers)
+    assert settings.host_connections_per_second == per_second
+    assert settings.host_connections_burst == burst
+
+
+async def test_endpoint_without_a_broker_limits_a_hosts_connections(archive, tmp_path):
+    """Ten seconds' worth at once, and no more. Null is without limit, for all workers too."""
+    async with (
+        running_endpoint(archive, tmp_path, host_connections_per_second=1) as endpoint,
+        AsyncExitStack() as stack,
+    ):
+        for _ in range(10):
+            client = await stack.enter_async_context(connected(endpoint.server.port, host="127.0.0.2"))
+            await metadata(client, everything=True)
+        await stack.enter_async_context(connected(endpoint.server.port, host="127.0.0.2"))
+        await until(lambda: endpoint.server.counters.refused_by_host_rate)
+        other = await stack.enter_async_context(connected(endpoint.server.port, host="127.0.0.3"))
+        await metadata(other, everything=True)
+    config = endpoint_config(tmp_path, broker="'127.0.0.1:9092'", host_connections_per_second="null")
+    settings = divided(gateway_settings(config, GatewayTls(config, has_broker=True)), 2)
+    assert settings.host_connections_per_second is None
 
 
 @pytest.mark.parametrize("is_set", [False, True])

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.daemon import directory_config, write_config
 from tieringd.config import load_config
-from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.file_archive import claim_file_root, init_file_root, note_first_start
+from tieringd.daemon.state_lock import sole_owner
 from tieringd.errors import BucketNotFound, ConfigError
 from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.storage.file_root import make_marker, marker_of

@@ -26,8 +26,10 @@ from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.listed_partitions import ListedPartitions
+from tieringd.archiving.pin_rounds import PinRounds
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.broker.disk_use import FULL_SCAN_EVERY
+from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
 from tieringd.daemon.housekeeping_jobs import housekeeping_of
 from tieringd.metrics import Metrics
@@ -101,7 +103,15 @@ log_retention_ms: -1
         self.archive = archive_in(ResilientStore(backend, on_request=self._note), clock=clock)
         self.broker = FakeBroker(*self.writers)
         self.broker.configs = {topic: dict(settings) for topic, settings in TOPICS.items()}
-        self.reconciler = reconciler_of(self.config, self.archive, self.broker, metrics=self.metrics)
+        pins = root / "pins"
+        pins.mkdir()
+        self.reconciler = reconciler_of(
+            self.config,
+            self.archive,
+            self.broker,
+            metrics=self.metrics,
+            pins={str(self.log_dir): PinDirectory(str(pins))},
+        )
 
     def now_ms(self) -> int:
         return DEFAULT_TIME_MS + round(asyncio.get_running_loop().time() * 1000)
@@ -190,6 +200,8 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
             counted(Reconciler, "archived_one") as asked,
             counted(ListedPartitions, "__init__") as listings,
             counted(Config, "topic") as resolved,
+            counted(PinRounds, "_planned") as planned,
+            counted(PinDirectory, "found") as sought,
             counted_tasks() as tasks,
             counted_file_calls() as calls,
         ):
@@ -207,6 +219,10 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert asked[0] <= 2 * 2 * 2 * PARTITIONS
     # What follows from the names, the roles and the settings is kept from the last round.
     assert (listings[0], resolved[0]) == (0, 0)
+    # The pins of a partition are planned in the round of each of the polls, and in the one after it: the
+    # archiver's step may have changed the manifest. There are no pins to look at.
+    assert planned[0] <= 2 * 2 * PARTITIONS
+    assert sought[0] == 0
     # All goes on in the tasks that there are.
     assert tasks[0] == 0
     # A round asks for each directory and each segment. A measurement of the disks asks for
@@ -214,8 +230,9 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     full_scans = PARTITIONS * MEASUREMENTS // FULL_SCAN_EVERY
     measuring = MEASUREMENTS * (2 * PARTITIONS + LOG_DIR_STATS) + 2 * full_scans
     assert calls["stat"] <= ROUNDS * (PARTITIONS + segments) + measuring
-    # The log directory is listed by each round and measurement, a partition's only when it is read whole.
-    assert calls["scandir"] <= ROUNDS + 2 * MEASUREMENTS + full_scans
+    # The log directory is listed by each round and measurement, a partition's only when it is read whole. The
+    # pins are listed by each scan and by each step of the pinner.
+    assert calls["scandir"] <= 3 * ROUNDS + 2 * MEASUREMENTS + full_scans
     # A round reads meta.properties.
     assert calls["open"] <= ROUNDS
 

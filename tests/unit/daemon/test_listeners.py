@@ -34,7 +34,7 @@ class FaultyServer(GatewayServer):
 
 async def fails_with_its_listener(server, running):
     """Expect *running* to end with the error of *server*."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(ExceptionGroup) as error:
             await running
     assert error.group_contains(ConfigError, match="the listener cannot go on")

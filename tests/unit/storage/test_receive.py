@@ -270,7 +270,7 @@ async def test_small_answer_after_a_large_one_is_read_at_once(new_loop, both_end
         await exchange.answer("200 OK", content(int(exchange.path.strip("/"))))
 
     async def scenario() -> None:
-        async with serving(answer, tls=server_tls) as url, new_session() as session, asyncio.timeout(20):
+        async with serving(answer, tls=server_tls) as url, new_session() as session, asyncio.timeout(60):
             for size in (LARGE, 5):
                 found, _ = await get_in_windows(session, f"{url}/{size}", executor, client_tls, windows)
                 assert found == content(size)

@@ -7,12 +7,13 @@ import base64
 import os
 import random
 import re
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from botocore.utils import parse_timestamp
 from crc32c import crc32c
 
 from tests.support.executors import RecordingExecutor
@@ -30,6 +31,7 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
 from tieringd.storage.listing import list_objects
+from tieringd.storage.s3.client import open_client, parsed_time
 from tieringd.storage.s3.store import S3Store
 from tieringd.storage.store_settings import S3Settings
 
@@ -467,6 +469,45 @@ async def test_empty_page_is_not_the_end_of_a_listing():
     assert found == ["a", "b", "c"]
     assert [one.get("continuation-token") for one in asked] == [None, ["one"], ["two"], None]
     assert asked[-1]["start-after"] == ["b"]
+
+
+async def test_times_of_a_listing_are_read_in_their_own_form():
+    """The SDK tries every form of a time, which is most of a listing's work, and its result is local."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", listing("a"))
+
+    async with serving(handle) as url, AsyncExitStack() as resources:
+        client, _, _ = await open_client(settings(url), resources)
+        page = await client.list_objects_v2(Bucket="archive")
+    (entry,) = page["Contents"]
+    assert entry["LastModified"] == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert entry["LastModified"].tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-02T03:04:05Z",
+        "2026-11-28T03:55:09.561Z",
+        "2026-11-28T03:55:09.561234Z",
+        "2026-11-28T03:55:09+02:00",
+        "Fri, 02 Jan 2026 03:04:05 GMT",
+        "20260102T030405Z",
+        "1767323045",
+        1767323045,
+    ],
+)
+def test_time_is_the_one_that_the_sdk_reads(text):
+    """A server may give a time in any of these forms."""
+    assert parsed_time(text) == parse_timestamp(text)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-13-01T00:00:00Z", "----------TZ"])
+def test_text_that_is_no_time_is_refused_as_by_the_sdk(text):
+    """The SDK makes its own error of it."""
+    with pytest.raises(ValueError, match="Invalid timestamp"):
+        parsed_time(text)
 
 
 async def test_truncated_page_without_a_token_is_no_end():

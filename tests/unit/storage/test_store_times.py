@@ -40,7 +40,7 @@ async def test_date_is_heard_before_a_large_body(store_of):
         exchange.writer.write(bytes(SIZE_BYTES))
         await exchange.writer.drain()
 
-    async with store_of(handle, read_timeout_seconds=5) as store:
+    async with store_of(handle, read_timeout_seconds=60) as store:
         store.tell_time_to(listen)
         data, _ = await store.get("key")
     assert (len(data), heard) == (SIZE_BYTES, [DATE_MS])

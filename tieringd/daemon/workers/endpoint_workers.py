@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
@@ -25,13 +24,13 @@ from tieringd.daemon.archive_endpoint import (
     reloading,
     stopped_by_signals,
 )
-from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.read_cache import cache_keeper_of, keeper_settings_of
 from tieringd.daemon.reloading import on_hangup
+from tieringd.daemon.state_lock import sole_owner
 from tieringd.daemon.workers.cache_room import CacheRooms
-from tieringd.daemon.workers.worker import WorkerParts, WorkerStart
+from tieringd.daemon.workers.worker import ENDPOINT, WorkerParts, WorkerStart
 from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
 from tieringd.gateway.shared_port import listening_socket
 from tieringd.metrics import Metrics
@@ -42,8 +41,6 @@ from tieringd.processors import usable_processors
 from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
-
-ENDPOINT: Final = "endpoint"
 
 
 @dataclass(frozen=True, slots=True)

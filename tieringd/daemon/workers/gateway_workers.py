@@ -35,7 +35,7 @@ from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.daemon.workers.cache_room import CacheRooms
 from tieringd.daemon.workers.link import Handlers
-from tieringd.daemon.workers.worker import WorkerParts, WorkerStart
+from tieringd.daemon.workers.worker import GATEWAY, WorkerParts, WorkerStart
 from tieringd.daemon.workers.worker_pool import Worker, WorkerPool
 from tieringd.errors import TieringError
 from tieringd.gateway.connection import GatewaySettings
@@ -57,7 +57,6 @@ from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.at_once import cancelled
 from tieringd.storage.store_opening import bucket_name
 
-GATEWAY: Final = "gateway"
 _CONFIRM_SECONDS: Final = 5.0
 """How long a worker may take to confirm a deletion."""
 _STATE_SECONDS: Final = 0.25

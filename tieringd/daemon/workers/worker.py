@@ -29,6 +29,7 @@ from tieringd.daemon.heaps import keep_arenas_few
 from tieringd.daemon.loop_lag import measure_loop
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.daemon.workers.cache_room import RemoteRoom
+from tieringd.daemon.workers.end_with_daemon import ORPHANED
 from tieringd.daemon.workers.link import PULSE, Link, error_parts
 from tieringd.errors import TieringError
 from tieringd.gateway.server import GatewayServer
@@ -41,8 +42,10 @@ from tieringd.storage.store_opening import store_limits
 
 log = structlog.get_logger(__name__)
 
-ORPHANED: Final = 3
-"""The exit code of a worker whose daemon has ended."""
+GATEWAY: Final = "gateway"
+"""The kind of workers beside a broker."""
+ENDPOINT: Final = "endpoint"
+"""The kind of workers of an archive-only endpoint."""
 _FORWARDED: Final = frozenset({"warning", "error", "exception", "critical"})
 
 
@@ -189,8 +192,11 @@ def _end_as_orphan(stop: asyncio.Event) -> None:
     """End the process: the daemon has ended, and without it nothing may be served any more."""
     if stop.is_set():
         return
-    log.error("the daemon has ended, so its worker ends and cuts its connections")
-    os._exit(ORPHANED)
+    try:
+        log.error("the daemon has ended, so its worker ends and cuts its connections")
+    finally:
+        # The log may go to a pipe that has ended with the daemon. An error of it must not keep the worker.
+        os._exit(ORPHANED)
 
 
 def _ignore_stop_signals() -> None:

@@ -28,6 +28,7 @@ from tieringd.daemon.workers.link import PULSE, Handlers, Link, error_of
 from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.errors import TieringError
 from tieringd.gateway.shared_port import ConnectionCounts
+from tieringd.gateway.unanswered_hosts import answer_all
 from tieringd.metrics.gateway import WorkerMetrics
 from tieringd.metrics.merged import NOTHING, Figures, added
 from tieringd.metrics.restarts import restarted
@@ -317,6 +318,8 @@ class WorkerPool:
                 await process.wait()
             slot.worker, worker.is_serving = None, False
             self._counts.clear(slot.number)
+            # The port is the same socket for all workers, and one that was killed has left its filter there.
+            answer_all(self._listener)
             self._ended = added(self._ended, Figures(worker.figures.counts, {}))
             self._note_change()
             self._on_end(worker)
