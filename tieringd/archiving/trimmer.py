@@ -247,10 +247,16 @@ class Trimmer(PartitionLogger):
         )
         if target.spends_cloud_gc:
             self._space_request = None
+        free = plan
         if plan.candidates:
-            plan = await self._without_held(plan, manifest, wishes, seen)
+            plan = await self._without_held(free, manifest, wishes, seen)
         proved = await self._prove(plan.candidates)
         if not proved or not await self._is_current():
+            return 0
+        # The proof may take long, and a share group may have begun to read since.
+        still_free = await self._without_held(free, manifest, wishes, seen)
+        proved = proved[: len(still_free.candidates)]
+        if not proved:
             return 0
         before_offset = proved[-1].next_offset
         is_stored_end = proved[-1].pieces[-1].next_offset == before_offset

@@ -224,6 +224,9 @@ class _ServedPartition:
 
     stored: StoredManifest | None = None
     checked_at: float = 0.0
+    """When the last read ended."""
+    known_at: float = -math.inf
+    """When the last read that succeeded began: *stored* was in the bucket then."""
     asked_at: float = 0.0
     error: TieringError | None = None
     """The error of the last read, if it failed."""
@@ -327,24 +330,28 @@ class ServedPartitions:
 
     async def reaching(self, partition: TopicIdPartition, offset: int) -> PartitionManifest:
         """
-        Return the known manifest, or the one stored now if the known one ends before *offset*.
+        Return the known manifest, or the one stored since the call if the known one ends before *offset*.
 
-        A client may have learned the offset from a newer manifest. So an older one must not make it out
-        of range. The manifest is not read again within a second of the last read.
+        A client may have learned the offset from a newer manifest, at another endpoint. So an older one must
+        not make it out of range. The manifest is not read again within a second of the last read: the caller
+        waits until then.
 
         Raises:
             StorageUnavailable: The store does not answer.
             CorruptDataError: The stored bytes are no manifest.
         """
-        manifest = await self.manifest(partition)
-        if offset <= manifest.next_offset:
-            return manifest
-        now = asyncio.get_running_loop().time()
-        known = self._entry(partition, now)
-        if now - known.checked_at >= _RETRY_SECONDS or known.stored is None:
-            return await self.newest(partition)
-        if known.error is not None:
-            raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
+        now = asyncio.get_running_loop().time
+        called_at, manifest = now(), await self.manifest(partition)
+        while offset > manifest.next_offset:
+            known = self._entry(partition, now())
+            if known.known_at >= called_at:
+                break
+            seconds = known.checked_at + _RETRY_SECONDS - now()
+            if known.error is not None and seconds > 0:
+                raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
+            await asyncio.sleep(max(0.0, seconds))
+            # A read that is under way began before the call, perhaps.
+            manifest = await self.newest(partition)
         return manifest
 
     @contextmanager
@@ -402,6 +409,7 @@ class ServedPartitions:
         return self._flights.join(partition, partial(self._read, partition, known))
 
     async def _read(self, partition: TopicIdPartition, known: _ServedPartition) -> StoredManifest:
+        begun_at = asyncio.get_running_loop().time()
         try:
             found = await self._manifests.refreshed(partition, known.stored)
         except Exception as error:
@@ -414,7 +422,7 @@ class ServedPartitions:
             # Set also after a failure: the store is not asked again for every client.
             known.checked_at = asyncio.get_running_loop().time()
         is_changed = known.stored is None or found.version != known.stored.version
-        known.error, known.stored = None, found
+        known.error, known.stored, known.known_at = None, found, begun_at
         for waiting in known.waiting if is_changed else ():
             waiting.set()
         return found

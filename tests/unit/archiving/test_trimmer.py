@@ -158,6 +158,23 @@ async def test_segments_that_a_share_group_needs_stay(writer, archive, trimmer, 
     assert writer.bases_on_disk[0] == bases[2]
 
 
+async def test_share_group_that_begins_while_segments_are_compared_keeps_them(
+    writer, archive, trimmer_with, broker, clock
+):
+    """The comparison takes a while, or the process stands still in it: the groups are asked again."""
+    bases = [writer.closed_segment() for _ in range(3)]
+    manifest = await archived(writer, archive)
+
+    async def compared_late():
+        clock.now_ms += int(FRESH_SECONDS * 1000)
+        broker.share_groups = {"new": {writer.name: bases[1]}}
+        return True
+
+    trimmer = trimmer_with(is_current=compared_late)
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+    assert writer.bases_on_disk[0] == bases[1]
+
+
 async def test_nothing_is_asked_of_share_groups_without_something_to_trim(writer, archive, trimmer, broker):
     """An idle daemon sends no requests for them."""
     writer.closed_segment()

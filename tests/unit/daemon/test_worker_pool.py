@@ -16,11 +16,13 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from structlog.testing import capture_logs
 
+from tests.fakes.virtual_loop import virtually
 from tests.support.processes import wait_until_ended
 from tieringd.cli.gateway_worker import WORKER_COMMAND
 from tieringd.daemon.admin import AdminPage
 from tieringd.daemon.workers.end_with_daemon import ORPHANED
-from tieringd.daemon.workers.worker_pool import WorkerPool, done_before
+from tieringd.daemon.workers.link import PULSE
+from tieringd.daemon.workers.worker_pool import WorkerPool, answers, done_before
 from tieringd.errors import ConfigError
 from tieringd.gateway.shared_port import ConnectionCounts, listening_socket
 from tieringd.metrics import Metrics
@@ -157,6 +159,23 @@ async def test_worker_that_stands_still_is_killed():
         await until(lambda: stopped[0] not in pool.workers)
         assert pool.status()[0].last_end == "killed: it did not answer"
         await until(lambda: pool.workers and pool.workers[0].is_serving)
+
+
+@virtually
+async def test_silence_while_the_daemon_stood_still_as_well_does_not_count():
+    """The machine was paused: the worker goes on at the same time, and needs a while for its answer."""
+
+    class Link:
+        def __init__(self, answer_seconds):
+            self.answer_seconds = answer_seconds
+
+        async def ask(self, name):
+            assert name == PULSE
+            asyncio.get_running_loop().pass_time(300)
+            await asyncio.sleep(self.answer_seconds)
+
+    assert await answers(Link(20), 30)
+    assert not await answers(Link(40), 30)
 
 
 def test_worker_of_another_version_ends_with_what_to_do():

@@ -172,12 +172,37 @@ async def test_offset_past_the_end_is_searched_in_the_store(partitions, one, wri
     writer.closed_segment()
     await archived(writer, archive)
     store.requests.clear()
-    assert (await partitions.reaching(one, 5)).next_offset == 3
-    assert operations(store) == []
-    await asyncio.sleep(2)
+    await asyncio.sleep(0.1)
     assert (await partitions.reaching(one, 3)).next_offset == 3
     assert operations(store) == []
-    assert (await partitions.reaching(one, 5)).next_offset == 6
+    found = await asyncio.gather(*(partitions.reaching(one, 5) for _ in range(5)))
+    assert {manifest.next_offset for manifest in found} == {6}
+    assert operations(store) == ["head", "get"]
+
+
+async def test_offset_past_the_end_is_not_searched_in_an_answer_that_came_late(
+    partitions, one, writer, archive, store
+):
+    """The read began before the newer manifest was stored, so its answer tells nothing of the offset."""
+    await partitions.manifest(one)
+    load, answered = store.head, asyncio.Event()
+
+    async def late(key):
+        found = await load(key)
+        await answered.wait()
+        return found
+
+    store.head = late
+    reading = asyncio.create_task(partitions.newest(one))
+    await asyncio.sleep(0.1)
+    store.head = load
+    writer.closed_segment()
+    await archived(writer, archive)
+    searching = asyncio.create_task(partitions.reaching(one, 5))
+    await asyncio.sleep(2)
+    answered.set()
+    assert (await reading).next_offset == 3
+    assert (await searching).next_offset == 6
 
 
 async def test_offset_past_the_end_is_unknown_while_the_store_is_away(partitions, one, store):

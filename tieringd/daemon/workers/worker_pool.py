@@ -32,6 +32,7 @@ from tieringd.gateway.unanswered_hosts import answer_all
 from tieringd.metrics.gateway import WorkerMetrics
 from tieringd.metrics.merged import NOTHING, Figures, added
 from tieringd.metrics.restarts import restarted
+from tieringd.pauses import BEAT_SECONDS, AwakeClock
 from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
@@ -341,10 +342,8 @@ class WorkerPool:
     async def _watch(self, worker: Worker, link: Link) -> None:
         """Kill a worker that does not answer."""
         while True:
-            pause_seconds = self._silent_seconds / _WATCHES
-            await asyncio.sleep(pause_seconds)
-            if not await _answers(link, self._silent_seconds) and not await _answers(link, pause_seconds):
-                # The second question is for a daemon that was stopped itself, and finds its timer over.
+            await asyncio.sleep(self._silent_seconds / _WATCHES)
+            if not await answers(link, self._silent_seconds):
                 worker.kill("it did not answer")
 
     def _handlers_for(self, worker: Worker) -> Handlers:
@@ -374,16 +373,26 @@ async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
         await cancelled((working, stopping))
 
 
-async def _answers(link: Link, seconds: float) -> bool:
+async def answers(link: Link, seconds: float) -> bool:
+    """
+    Say whether a worker answers within *seconds*. A link that is over counts as an answer.
+
+    Time in which this process stood still does not count: the answer lies in the socket, or the whole machine
+    stood still, and the worker as well.
+    """
+    awake = AwakeClock(is_telling=False)
+    asking, began = asyncio.ensure_future(link.ask(PULSE)), awake.now()
     try:
-        async with asyncio.timeout(seconds):
-            await link.ask(PULSE)
-    except TimeoutError:
-        return False
-    except TieringError:
-        # The link is over: the process ends, or has ended.
+        while not asking.done() and awake.now() - began < seconds:
+            await asyncio.wait({asking}, timeout=min(BEAT_SECONDS, seconds / _WATCHES))
+        if not asking.done():
+            return False
+        with suppress(TieringError):
+            # The link is over: the process ends, or has ended.
+            asking.result()
         return True
-    return True
+    finally:
+        await cancelled((asking,))
 
 
 def _kind_of(worker: Worker) -> str:
