@@ -66,8 +66,8 @@ class Pinner:
         self._budget_bytes = budget_bytes
         self._metrics = metrics
         self._unknown: set[str] = set()
-        self._steps = 0
-        """How many steps have begun. Only a step changes pins."""
+        self._made = 0
+        """How often pins were made, or are being made."""
         self._busy = threading.Lock()
         """
         Serializes reads and changes, so a read sees a partition's pins either before a change or after it.
@@ -95,11 +95,12 @@ class Pinner:
         """
         Return a function that does what `pins_of` does, for a scan of many partitions. Blocks.
 
-        The pin directories are listed once, now: nearly all of ten thousand partitions have no pin. A step
-        that begins later changes what is listed, and then the function asks for each partition.
+        The pin directories are listed once, now: nearly all of ten thousand partitions have no pin. A pin
+        that is made later, also by a step that has begun before, may be of a partition that is not listed:
+        then the function asks for each partition.
         """
         with self._busy:
-            steps, found = self._steps, dict[str, frozenset[str]]()
+            made, found = self._made, dict[str, frozenset[str]]()
             for log_dir, directory in self._directories.items():
                 # A root that cannot be read is a problem of each of its partitions.
                 with suppress(LocalFileError):
@@ -109,7 +110,7 @@ class Pinner:
             log_dir = partition.log_dir
             if (
                 log_dir in found
-                and self._steps == steps
+                and self._made == made
                 and not self._directories[log_dir].is_listed(found[log_dir], partition)
             ):
                 return NO_PINS
@@ -131,7 +132,6 @@ class Pinner:
                 the pins of all others count as those of deleted partitions.
         """
         clock = asyncio.get_running_loop().time
-        self._steps += 1
         held = await asyncio.to_thread(self._step, partitions, others, is_complete=is_complete, clock=clock)
         ours = [pin for pin in held if not pin.is_stray]
         strays = [pin for pin in held if pin.is_stray]
@@ -185,6 +185,8 @@ class Pinner:
             expiring_end=facts.expiring_end,
             gaps=facts.gaps,
         )
+        if plan.make:
+            self._made += 1
         if clock() > facts.good_until:
             return self._make_only(directory, facts, plan)
         gone = {*plan.release, *plan.stray}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -564,6 +565,32 @@ async def test_scan_of_many_partitions_lists_the_pins_once_and_sees_those_of_a_s
     assert len(pins.pins) == 3
     assert before(writer.partition) == pins
     assert [pinner.listed()(one.partition) for one in (writer, other)] == [pins, NO_PINS]
+
+
+async def test_pins_are_seen_that_a_step_makes_after_the_list_though_it_began_before(
+    tmp_path, writer, log_dir, metrics
+):
+    """A segment may be closed in the middle of a step: its scan finds a deleted file among the pins."""
+    is_between, goes_on = threading.Event(), threading.Event()
+
+    class First(PinDirectory):
+        """The directory after which the step pauses."""
+
+        def others(self, partitions):
+            is_between.set()
+            assert goes_on.wait(60)
+            return super().others(partitions)
+
+    first, second = First(str(tmp_path / "pins 1")), PinDirectory(str(tmp_path / "pins 2"))
+    directories = {str(tmp_path / "another"): first, str(log_dir): second}
+    pinner = Pinner(directories, budget_bytes=AMPLE, metrics=metrics)
+    stepping = asyncio.create_task(step(pinner, writer))
+    assert await asyncio.to_thread(is_between.wait, 60)
+    listed = pinner.listed()
+    assert listed(writer.partition) == NO_PINS
+    goes_on.set()
+    await stepping
+    assert len(listed(writer.partition).pins) == 3
 
 
 async def test_segment_that_is_deleted_before_its_pin_is_made_leaves_no_note(pinner, log_dir, root):
