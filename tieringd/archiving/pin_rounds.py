@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from tieringd.archiving.manifest_upkeep import FollowedManifests
 from tieringd.archiving.observer import BrokerSnapshot, Observation
@@ -49,7 +49,10 @@ class PinRounds:
         self._followed_manifests = followed_manifests
         self._manifest_of = manifest_of
         self._archivers = archivers
-        self._changed = changes.reader()
+        self._changed: Callable[[], Collection[Leadership]] = tuple
+        # Changes that no round reads would grow with each leadership that begins.
+        if pinner.is_used:
+            self._changed = changes.reader()
         self._now_ms = now_ms
         self._quiet = Resting()
         """The led partitions of the last round: those that rest here are quiet, the others are awake."""

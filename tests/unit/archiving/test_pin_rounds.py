@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from dataclasses import replace
 
 from hypothesis import example, given, settings
@@ -234,3 +235,18 @@ async def test_quiet_partition_is_not_planned_again():
     world.cut(1)
     await world.rounds.step(world.snapshot(), good_until=math.inf)
     assert asked == [world.leaderships[1]]
+
+
+@virtually
+async def test_rounds_without_pins_keep_nothing():
+    """Leaderships that come and go for years do not gather in a daemon that pins no segments."""
+    world = World()
+    pinner = NotingPinner()
+    pinner.is_used = False
+    world.changes = ChangeFeed()
+    rounds = world.new_rounds(pinner)
+    leadership = Leadership(world.leaderships[0].partition, 7)
+    references = sys.getrefcount(leadership)
+    world.changes.note(leadership)
+    await rounds.step(world.snapshot(), good_until=math.inf)
+    assert sys.getrefcount(leadership) == references
