@@ -75,8 +75,10 @@ class ShareGroups:
         """
         if not self.hold_ms:
             return None
+        called_at = self._now()
         async with self._asking:
-            if self._now() - self._asked_at >= (FAILED_PAUSE_SECONDS if self._fault else FRESH_SECONDS):
+            # An answer that took long is no reason to ask again for each partition that waits for it.
+            if called_at - self._asked_at >= (FAILED_PAUSE_SECONDS if self._fault else FRESH_SECONDS):
                 await self._ask()
         kept_from_ms = now_ms - self.hold_ms
         if self._fault:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -56,6 +58,30 @@ async def test_brokers_are_asked_once_in_a_while(held, broker, writer, clock):
     assert (broker.calls["share_group_starts"], (await held()).offset) == (1, 10)
     clock.now_ms += int(FRESH_SECONDS * 1000)
     assert ((await held()).offset, broker.calls["share_group_starts"]) == (30, 2)
+
+
+async def test_partitions_that_wait_for_a_slow_answer_do_not_ask_again_each(broker, writer, clock, metrics):
+    """Ten thousand trims would come one answer after another, and the disk would fill."""
+    asked, answers = 0, asyncio.Event()
+
+    class Slow:
+        """Brokers whose answer takes longer than an answer is fresh."""
+
+        async def share_group_starts(self, *, known=()):
+            nonlocal asked
+            asked += 1
+            await answers.wait()
+            clock.now_ms += int(2 * FRESH_SECONDS * 1000)
+            return {"work": {writer.name: 10}}
+
+    groups = ShareGroups(Slow(), metrics=metrics, steady_ms=clock, hold_ms=HOLD_MS)
+    waiting = [asyncio.create_task(groups.hold(writer.name, now_ms=HOLD_MS)) for _ in range(5)]
+    await asyncio.sleep(0)
+    answers.set()
+    assert {(await hold).offset for hold in waiting} == {10}
+    assert asked == 1
+    await groups.hold(writer.name, now_ms=HOLD_MS)
+    assert asked == 2
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("it is away"), BrokerDenied("it is secret")])
