@@ -294,11 +294,14 @@ class GatewayServer:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             host = address[0]
-            if self._settings.proxy_protocol and self._all_connections < self._settings.max_connections:
+            if not self._settings.proxy_protocol:
+                self._take(sock, host)
+            elif self._is_full:
+                # The balancer's address must not count for its clients.
+                self._refuse_when_full(sock)
+            else:
                 self._arriving[sock] = None
                 self._spawn(self._introduce(sock, host))
-            else:
-                self._take(sock, host)
             self._note_connections()
 
     async def _introduce(self, sock: socket.socket, balancer: str) -> None:
@@ -337,9 +340,8 @@ class GatewayServer:
         if not self._new_connections.admits(host, now=asyncio.get_running_loop().time()):
             self._refuse_often(sock, host)
             return
-        if self._all_connections >= self._settings.max_connections:
-            self.counters.refused_when_full += 1
-            sock.close()
+        if self._is_full:
+            self._refuse_when_full(sock)
             return
         if self._hosts[host] >= self._host_limit:
             self.counters.refused_by_host += 1
@@ -350,6 +352,14 @@ class GatewayServer:
             self._greet(sock, host)
         except Exception as error:  # noqa: BLE001 the boundary between clients: the listener goes on
             self._fail(sock, host, error)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._all_connections >= self._settings.max_connections
+
+    def _refuse_when_full(self, sock: socket.socket) -> None:
+        self.counters.refused_when_full += 1
+        sock.close()
 
     def _refuse_often(self, sock: socket.socket, host: str) -> None:
         """Close a connection of a host that opens too many of them in a second."""

@@ -12,7 +12,7 @@ from tests.fakes.gateway_peers import closed, plain_answer, plain_request, runni
 from tests.fakes.log_lines import listening
 from tests.support.archive_endpoints import until
 from tests.support.raw_kafka import connected
-from tests.unit.gateway.test_proxy_protocol import IPV4, OTHER
+from tests.unit.gateway.test_proxy_protocol import IPV4, LOCAL, OTHER
 from tieringd.gateway.connection_rates import HOSTS_KEPT, ConnectionRates
 
 BURST = 3
@@ -160,6 +160,25 @@ async def test_host_is_the_one_that_a_balancer_tells(broker):
             await served(broker, other, 9)
         assert server.counters.refused_by_host_rate == 1
         assert server.counters.unanswered_hosts == 0
+
+
+async def test_connections_to_a_full_gateway_are_not_those_of_its_balancer(broker):
+    """A refusal of a full gateway is counted as one, and the balancer's own checks keep their tokens."""
+    with listening() as lines:
+        async with running(broker, proxy_protocol=True, max_connections=1, **SLOW) as server:
+            async with connected(server.port) as client:
+                client.writer.write(IPV4)
+                await served(broker, client, 1)
+                for _ in range(BURST + 2):
+                    async with connected(server.port) as refused:
+                        assert await closed(refused) == b""
+                assert server.counters.refused_when_full == BURST + 2
+            await until(lambda: not server.open_connections)
+            async with connected(server.port) as check:
+                check.writer.write(LOCAL)
+                await served(broker, check, 2)
+            assert server.counters.refused_by_host_rate == 0
+    assert TOO_OFTEN not in [line["event"] for line in lines.entries]
 
 
 @pytest.mark.parametrize("per_second", [None, 100_000.0])
