@@ -233,9 +233,10 @@ class ArchiveReads:
         try:
             await self._find_and_hold(read, key, offset)
             found = read.found
-            if found is not None and (read.held is None or _is_cut_off(found)):
-                # Since the broker was asked for its bounds, more may have been written, archived and trimmed.
-                # Without a second look, a client would be told that the offset does not exist.
+            if found is None or read.held is None or _is_cut_off(found):
+                # Since the broker was asked for its bounds, more may have been written, archived and trimmed,
+                # also for the first time. Without a second look, a client would be told that the offset does
+                # not exist.
                 read.close()
                 await self._find_and_hold(read, key, offset, since=begun_at)
             await self._confirm(read, key, offset)

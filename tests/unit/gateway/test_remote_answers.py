@@ -663,6 +663,19 @@ async def test_new_leader_answers_by_what_the_last_one_did(tmp_path, store, writ
 
 
 @virtually
+async def test_archive_that_began_within_the_last_second_is_read(tmp_path, store, writers):
+    """A broker's log that begins later has been archived and trimmed since no archive was found."""
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.followed = {one.name: 0 for one in writers}
+    daemon.broker.epochs.clear()
+    other = archiver_of(writers[0], archive_in(store, writer_id="b2"), FakeBroker(writers[0]))
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.partitions.find("orders", 0) is None
+        await archived_by(other, writers[0])
+        assert await behind.fetch_once(0) == {0: [0]}
+
+
+@virtually
 async def test_broker_that_leads_again_answers_by_what_was_archived_meanwhile(tmp_path, store, writers):
     """No scan has seen the later epoch, and the archiver of the earlier one knows an old manifest."""
     writer = writers[0]
