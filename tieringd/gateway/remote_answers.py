@@ -314,7 +314,7 @@ class RemoteAnswers:
     async def _start_after(
         self, key: PartitionKey, deletion: RecordDeletion | TieringError | None
     ) -> int | None:
-        found = await self._partitions.find(*key)
+        found = await self._found_now(key)
         if found is None:
             return None
         if isinstance(deletion, TieringError):

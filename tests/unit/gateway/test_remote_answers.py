@@ -676,6 +676,21 @@ async def test_archive_that_began_within_the_last_second_is_read(tmp_path, store
 
 
 @virtually
+async def test_deletion_is_recorded_in_an_archive_that_began_within_the_last_second(tmp_path, store, writers):
+    """The client is told to try again: no leader epoch of the archive was known before the deletion."""
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.followed = {one.name: 0 for one in writers}
+    daemon.broker.epochs.clear()
+    other = archiver_of(writers[0], archive_in(store, writer_id="b2"), FakeBroker(writers[0]))
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.partitions.find("orders", 0) is None
+        await archived_by(other, writers[0])
+        assert isinstance((await behind.deleted({("orders", 0): 2}))["orders", 0], StorageUnavailable)
+        assert await behind.deleted({("orders", 0): 2}) == {("orders", 0): 2}
+        assert stored_manifest(store, writers[0]).deletions == (RecordDeletion(2, leader_epoch=0),)
+
+
+@virtually
 async def test_broker_that_leads_again_answers_by_what_was_archived_meanwhile(tmp_path, store, writers):
     """No scan has seen the later epoch, and the archiver of the earlier one knows an old manifest."""
     writer = writers[0]
