@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool libfaketime chromium clients dashboards metrics-reference lock audit class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev parts kafka azurite promtool libfaketime chromium clients dashboards metrics-reference lock audit class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ install-dev: .venv/.installed-dev ## Add what tests, checks and benchmarks need
 
 kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.kafka_jars
+
+parts: ## Fetch and build what tests need and no Python package helps with: Kafka, Prometheus, Chromium, clients
+	for part in kafka_jars promtool chromium foreign_clients; do $(PYTHON) -m tests.support.$$part || exit 1; done
 
 azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.azurite

@@ -14,7 +14,7 @@ from click.utils import strip_ansi
 from typer.testing import CliRunner
 
 from tests.builders import segment_bytes
-from tests.support.daemon import directory_config, write_config
+from tests.support.daemon import command, directory_config, write_config
 from tests.support.warm_start import run_to_end
 from tieringd.cli.main import app
 
@@ -42,6 +42,18 @@ class Done:
 def tieringd(*arguments: object, **environ: str) -> Done:
     """Run a command as a process to its end; *environ* is added to the environment."""
     return _done(run_to_end(*map(str, arguments), environ=_without_config() | environ, timeout_seconds=300))
+
+
+def from_the_start(*arguments: object, **environ: str) -> Done:
+    """Run a command under a new interpreter to its end, for a test of what that imports."""
+    done = subprocess.run(
+        command(*map(str, arguments)),
+        check=False,
+        capture_output=True,
+        timeout=300,
+        env=_without_config() | environ,
+    )
+    return _done(done)
 
 
 def _without_config() -> dict[str, str]:
