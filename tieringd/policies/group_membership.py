@@ -117,7 +117,7 @@ class JoinReply:
     is_replaced: bool = False
     """Whether a static member came back and keeps its assignment."""
     old_member_id: str = ""
-    """The id that the static member had before."""
+    """The id that the static member had before; empty where a write is made again."""
 
 
 def join(group: ConsumerGroup, request: JoinRequest, limits: GroupLimits) -> Step[JoinReply]:
@@ -137,10 +137,14 @@ def join(group: ConsumerGroup, request: JoinRequest, limits: GroupLimits) -> Ste
     if group.state is GroupState.PREPARING:
         return _joined(begun, member, limits)
     is_same = known is not None and known.protocols == member.protocols
-    if is_same and (group.state is GroupState.COMPLETING or member.member_id != group.leader):
+    is_leader = member.member_id == group.leader
+    if is_same and (group.state is GroupState.COMPLETING or not is_leader or request.is_new):
         # The answer to an earlier request was lost, or the member only asks where it stands.
         kept = watched_by(group, member.member_id, member.endpoint_id)
-        return Step(kept, JoinReply(GroupError.NONE, group.generation, is_due=True))
+        # A leader that is new in a group that goes on has come back as a static member, and the write that
+        # replaced it is made again. Its former id is not known any more.
+        is_replaced = is_leader and request.is_new and group.state is GroupState.STABLE
+        return Step(kept, JoinReply(GroupError.NONE, group.generation, is_due=True, is_replaced=is_replaced))
     was_empty = group.state is GroupState.EMPTY
     return _joined(replace(prepared(begun), is_first_round=was_empty), member, limits)
 

@@ -371,6 +371,20 @@ def test_static_member_comes_back_to_its_partitions():
     assert join(group, joining(other), LIMITS).group.state is GroupState.PREPARING
 
 
+def test_write_of_a_static_leader_that_comes_back_may_be_made_again():
+    """An endpoint that does not know whether its write was stored makes it again: the group goes on all the same."""
+    group = stable(member_of("a", instance_id="static"), member_of("b"))
+    assert group.leader == "a"
+    back = joining(member_of("a2", instance_id="static"))
+    first = join(group, back, LIMITS)
+    again = join(first.group, back, LIMITS)
+    assert again.group == first.group
+    assert again.group.state is GroupState.STABLE
+    # The leader must not assign partitions to the members of a generation that has them.
+    assert again.reply.is_replaced
+    assert again.reply.is_due
+
+
 def test_members_expire_where_they_are_watched():
     """The last heartbeat counts for members connected here, the lease of their endpoint for others."""
     group = stable(member_of("a"), member_of("b", endpoint="two"), member_of("c", endpoint="three"))
