@@ -372,7 +372,7 @@ def test_static_member_comes_back_to_its_partitions():
 
 
 def test_write_of_a_static_leader_that_comes_back_may_be_made_again():
-    """An endpoint that does not know whether its write was stored makes it again: the group goes on all the same."""
+    """An endpoint that does not know whether its write was stored makes it again: the group goes on."""
     group = stable(member_of("a", instance_id="static"), member_of("b"))
     assert group.leader == "a"
     back = joining(member_of("a2", instance_id="static"))
