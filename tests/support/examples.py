@@ -1,6 +1,9 @@
 """
 The number of examples that Hypothesis tries: usual, many more in `make nightly`, and fewer in `make quick`.
 
+The examples of a test are the same in each run, so that a change is judged by what it changes. The nightly
+run has others each time: it is there to find what is wrong.
+
 `TIERINGD_PROFILE=nightly` chooses a profile; tests/conftest.py loads it. A test that needs a
 number of its own writes `max_examples=examples(300)`, so that the profile multiplies that too.
 """
@@ -12,7 +15,8 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-FACTORS: Final = {"tieringd": 1, "nightly": 20, "quick": 0.1}
+NIGHTLY: Final = "nightly"
+FACTORS: Final = {"tieringd": 1, NIGHTLY: 20, "quick": 0.1}
 """By profile, the factor for the usual number."""
 USUAL_EXAMPLES: Final = 100
 PROFILE: Final = os.environ.get("TIERINGD_PROFILE", "tieringd")
@@ -37,6 +41,7 @@ def load_profile() -> None:
         PROFILE,
         max_examples=examples(USUAL_EXAMPLES),
         deadline=None,
+        derandomize=PROFILE != NIGHTLY,
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile(PROFILE)
