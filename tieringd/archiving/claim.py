@@ -100,7 +100,7 @@ class Claim(LeadershipLogger):
         """
         Return the manifest that was last known to be in the bucket under this leader epoch; None before that.
 
-        Of what earlier leaders archived and trimmed, nothing is missing in it.
+        It has everything that earlier leaders archived and trimmed.
         """
         return self._announced
 

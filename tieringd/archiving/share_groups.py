@@ -9,8 +9,8 @@ cannot tell, everything is held, and they are asked again after `FAILED_PAUSE_SE
 records, but a share group cannot read them there.
 Each hold ends `hold_ms` after the upload of a segment, so no group keeps a disk full for ever.
 
-What a group needs is forgotten when the broker that coordinates the group has said twice that it needs
-nothing there, `FORGET_AFTER_SECONDS` apart. While the coordination moves, no broker can say so.
+The needs of a group are forgotten when its coordinator has said twice that the group needs nothing there,
+`FORGET_AFTER_SECONDS` apart. While the coordination moves, no broker can say so.
 """
 
 from __future__ import annotations
