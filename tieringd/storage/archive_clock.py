@@ -19,6 +19,8 @@ from tieringd.storage.base import TimedStore
 
 log = structlog.get_logger(__name__)
 
+_SAME_SECONDS = 0.001
+"""How long a status holds, if nothing else changes: the archive's time is in milliseconds."""
 COMMIT_DOUBT_SHOWN_SECONDS = 60.0
 """How long a doubt about one partition stays shown after it was last met. No event marks its end."""
 
@@ -46,8 +48,10 @@ class ArchiveClock:
         self._store_time: StoreTime | None = None
         self._awaits_store = False
         self._is_doubted = False
+        self._found: tuple[HostTime, StoreTime | None, bool, ClockStatus] | None = None
+        """The last status and what it came from. A step of an archiver asks for the time ten times."""
         self._shown: tuple[int, bool] | None = None
-        """Error and doubt as the metrics show them. A step of an archiver asks for the time ten times."""
+        """Error and doubt as the metrics show them."""
         self._commit_doubted_at = -math.inf
         """Time on the steady clock at which a manifest with a future commit time was last met."""
 
@@ -86,15 +90,27 @@ class ArchiveClock:
 
     def status(self) -> ClockStatus:
         """Return the current time, and whether ages are certain. Log when the certainty changes."""
-        host, store_time = self._host_time(), self._store_time
+        wall_ms, steady_seconds = self._wall_ms(), self._steady_seconds()
+        store_time, awaits_store = self._store_time, self._awaits_store
+        if self._found is not None:
+            before, store_time_then, awaited_store, found = self._found
+            if (
+                before.wall_ms == wall_ms
+                and 0 <= steady_seconds - before.steady_seconds < _SAME_SECONDS
+                and store_time_then is store_time
+                and awaited_store == awaits_store
+            ):
+                return found
+        host = HostTime(wall_ms, steady_seconds)
         agreed, store_time_before = self._agreed
         found = clock_status(
-            host, ClockHistory(self._started, agreed, store_time, store_time_before, self._awaits_store)
+            host, ClockHistory(self._started, agreed, store_time, store_time_before, awaits_store)
         )
         if not found.doubt:
             self._agreed = host, store_time
         if found.doubt or host.steady_seconds - self._commit_doubted_at >= COMMIT_DOUBT_SHOWN_SECONDS:
             self._show(found.doubt, error_ms=found.error_ms)
+        self._found = host, store_time, awaits_store, found
         return found
 
     def _show(self, doubt: str, *, error_ms: int) -> None:
