@@ -3,9 +3,14 @@ How much more do two workers of a gateway serve than one, and at what cost?
 
 `tieringd gateway --archive-only` in front of a directory, with one worker and with two, in turns. All that is
 read is in the chunk cache. The client asks for the same megabytes again and again on eight connections, and
-lets the kernel discard the answers (`MSG_TRUNC`), so that it costs next to nothing and the two processors are
-left to the workers. CPU seconds are those of the daemon and its workers, from /proc. The memory of a worker
-is its VmRSS and its share of unshared pages, before it has served anything and after.
+lets the kernel discard the answers (`MSG_TRUNC`), so that it costs little and the two processors are left to
+the workers. It comes from an address of this machine that is not the loopback's, as clients on other machines
+do: for those the kernel sizes the send buffer. It has the lowest priority: where both processors serve, it
+wakes for more bytes at a time. CPU seconds are those of the daemon and its workers, from /proc. The memory of
+a worker is its VmRSS and its share of unshared pages, before it has served anything and after.
+
+Beside them, in the same turns, one and two bare processes answer the same client with pieces of a file
+(`bare_sender`). `two_bare_vs_one` is what the machine and the client allow any two processes.
 
 `two_workers_vs_one` needs a machine with nothing else to do. Where other work runs beside it,
 `two_workers_vs_one_by_cpu` is the better estimate: two processors' worth of the CPU that a GiB costs.
@@ -23,11 +28,13 @@ import socket
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from benchmarks.bare_sender import BareSenders
 from benchmarks.harness import GIB, Figures, Sample, machine, print_table, write_json
 from tests.fakes.archive import archive_in
 from tests.fakes.log_writer import LogWriter
@@ -37,7 +44,7 @@ from tests.support.kafka_messages import fetch_request, request_frame
 from tieringd.storage.file import FileStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _CONNECTIONS: Final = 8
 _SEGMENTS: Final = 4
@@ -51,6 +58,16 @@ class _Endpoint(Daemon):
     arguments = ("gateway", "--archive-only")
 
 
+def _own_address() -> str:
+    """Return an address of this machine that others reach too; the loopback's where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("198.51.100.1", 9))  # Chooses a route. Nothing is sent.
+        except OSError:
+            return "127.0.0.1"
+        return str(sock.getsockname()[0])
+
+
 def _config(directory: Path, workers: int) -> Path:
     return write_config(
         directory / f"endpoint{workers}.yaml",
@@ -62,7 +79,12 @@ def _config(directory: Path, workers: int) -> Path:
             "cloud_storage_single_writer": True,
             "cloud_storage_cache_size": 4 << 30,
             "storage_min_free_bytes": 0,
-            "gateway": {"port": 0, "workers": workers},
+            "gateway": {
+                "host": _own_address(),
+                "port": 0,
+                "workers": workers,
+                "archive_only_for_everyone": True,
+            },
             "admin": {"port": 0},
         },
     )
@@ -87,7 +109,7 @@ class _Reader:
     """One connection that asks again and again, and discards what comes."""
 
     def __init__(self, port: int, frames: list[bytes], first: int) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._sock = socket.create_connection((_own_address(), port))
         self._frames = frames
         self._at = first
         self._buffer = bytearray(2 * _ANSWER_BYTES)
@@ -119,44 +141,23 @@ class _Reader:
             left -= got
 
 
-class _Serving:
-    """An endpoint with some workers, and a client with a connection for each reader."""
+class _Readers:
+    """A client with a connection for each reader, in front of processes whose CPU is counted."""
 
-    def __init__(self, directory: Path, workers: int, offsets: list[int]) -> None:
-        self.daemon = _Endpoint(_config(directory, workers), directory / f"endpoint{workers}.log")
-        self.daemon.launch()
-        self.daemon.until(lambda: self.daemon.events("archive endpoint listens"), "it listens")
-        self.daemon.wait_until_listening()
-        (event,) = self.daemon.events("archive endpoint listens")
-        self.pids = [one["pid"] for one in self.daemon.status()["gateway_workers"]]
-        self.memory_before = [_memory_mib(pid) for pid in self.pids]
-        frames = [
-            request_frame(
-                fetch_request(
-                    12,
-                    {_TOPIC: {0: {"fetch_offset": offset, "partition_max_bytes": _ANSWER_BYTES}}},
-                    max_bytes=_ANSWER_BYTES,
-                    isolation_level=0,
-                )
-            )
-            for offset in offsets
-        ]
-        step = len(frames) // _CONNECTIONS
+    def __init__(self, ports: Sequence[int], pids: Sequence[int], frames: list[bytes]) -> None:
+        """Connect to *ports* in turn; *pids* serve them."""
+        self._pids = pids
         self._readers = []
         for number in range(_CONNECTIONS):
-            reader = _Reader(event["port"], frames, number * step)
+            first = number * (len(frames) // _CONNECTIONS)
+            reader = _Reader(ports[number % len(ports)], frames, first)
             reader.run(time.monotonic() + 0.05)  # It is accepted before the next one comes.
             self._readers.append(reader)
-
-    @property
-    def connections(self) -> list[int]:
-        """Return how many connections each worker has."""
-        return [one["connections"] for one in self.daemon.status()["gateway_workers"]]
 
     def read(self, seconds: float) -> Sample:
         """Read for some seconds on all connections."""
         before = sum(each.received_bytes for each in self._readers)
-        cpu_before, began = self._cpu_seconds(), time.monotonic()
+        cpu_before, began = sum(map(_cpu_seconds, self._pids)), time.monotonic()
         threads = [threading.Thread(target=each.run, args=(began + seconds,)) for each in self._readers]
         for thread in threads:
             thread.start()
@@ -164,16 +165,50 @@ class _Serving:
             thread.join()
         took = time.monotonic() - began
         received = sum(each.received_bytes for each in self._readers) - before
-        return Sample(took, self._cpu_seconds() - cpu_before, received / GIB)
+        return Sample(took, sum(map(_cpu_seconds, self._pids)) - cpu_before, received / GIB)
 
     def close(self) -> None:
-        """End everything."""
+        """Close the connections."""
         for each in self._readers:
             each.close()
+
+
+class _Serving:
+    """An endpoint with some workers."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self.daemon = _Endpoint(_config(directory, workers), directory / f"endpoint{workers}.log")
+        self.daemon.launch()
+        self.daemon.until(lambda: self.daemon.events("archive endpoint listens"), "it listens")
+        self.daemon.wait_until_listening()
+        (event,) = self.daemon.events("archive endpoint listens")
+        self.worker_pids = [one["pid"] for one in self.daemon.status()["gateway_workers"]]
+        self.pids = [self.daemon.server.pid, *self.worker_pids]
+        self.memory_before = [_memory_mib(pid) for pid in self.worker_pids]
+        self.port = event["port"]
+
+    @property
+    def connections(self) -> list[int]:
+        """Return how many connections each worker has."""
+        return [one["connections"] for one in self.daemon.status()["gateway_workers"]]
+
+    def close(self) -> None:
+        """End the endpoint."""
         self.daemon.server.stop()
 
-    def _cpu_seconds(self) -> float:
-        return sum(map(_cpu_seconds, [self.daemon.server.pid, *self.pids]))
+
+def _frames(offsets: Iterable[int]) -> list[bytes]:
+    return [
+        request_frame(
+            fetch_request(
+                12,
+                {_TOPIC: {0: {"fetch_offset": offset, "partition_max_bytes": _ANSWER_BYTES}}},
+                max_bytes=_ANSWER_BYTES,
+                isolation_level=0,
+            )
+        )
+        for offset in offsets
+    ]
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -190,27 +225,32 @@ def _memory_mib(pid: int) -> tuple[float, float]:
     return found["Rss"], found["Private_Clean"] + found["Private_Dirty"]
 
 
-def _measured(serving: dict[int, _Serving], *, rounds: int, seconds: float) -> dict[str, Figures]:
-    samples: dict[int, list[Sample]] = {workers: [] for workers in serving}
-    for one in serving.values():
-        one.read(2 * seconds)  # Fills the cache, and checks each chunk in each worker.
+def _measured(clients: dict[str, _Readers], *, rounds: int, seconds: float) -> dict[str, Figures]:
+    samples: dict[str, list[Sample]] = {name: [] for name in clients}
+    for client in clients.values():
+        client.read(2 * seconds)  # Fills the cache, and checks each chunk in each worker.
     for _ in range(rounds):
-        for workers, one in serving.items():
-            samples[workers].append(one.read(seconds))
-    return {f"{workers} workers": Figures.of(each) for workers, each in samples.items()}
+        for name, client in clients.items():
+            samples[name].append(client.read(seconds))
+    return {name: Figures.of(each) for name, each in samples.items()}
 
 
-def _report(serving: dict[int, _Serving], figures: dict[str, Figures]) -> dict[str, Any]:
-    one, two = figures["1 workers"], figures["2 workers"]
-    after = [_memory_mib(pid) for pid in serving[2].pids]
+def _ratios(two: _Serving, figures: dict[str, Figures]) -> dict[str, float]:
+    one_worker, two_workers = figures["1 worker"], figures["2 workers"]
+    one_bare, two_bare = figures["1 bare process"], figures["2 bare processes"]
+    after = [_memory_mib(pid) for pid in two.worker_pids]
     return {
-        "two_workers_vs_one": two.throughput_median / one.throughput_median,
+        "two_workers_vs_one": two_workers.throughput_median / one_worker.throughput_median,
+        "two_bare_vs_one": two_bare.throughput_median / one_bare.throughput_median,
         # Where other work takes the processors, this is what two of them would carry by what a GiB costs.
-        "two_workers_vs_one_by_cpu": 2 * one.cpu_seconds_per_gib / two.cpu_seconds_per_gib,
-        "cpu_per_gib_one": one.cpu_seconds_per_gib,
-        "cpu_per_gib_two": two.cpu_seconds_per_gib,
-        "worker_idle_mib": median(rss for rss, _ in serving[2].memory_before),
-        "worker_idle_own_mib": median(own for _, own in serving[2].memory_before),
+        "two_workers_vs_one_by_cpu": 2 * one_worker.cpu_seconds_per_gib / two_workers.cpu_seconds_per_gib,
+        "two_bare_vs_one_by_cpu": 2 * one_bare.cpu_seconds_per_gib / two_bare.cpu_seconds_per_gib,
+        "cpu_per_gib_one": one_worker.cpu_seconds_per_gib,
+        "cpu_per_gib_two": two_workers.cpu_seconds_per_gib,
+        "cpu_per_gib_one_bare": one_bare.cpu_seconds_per_gib,
+        "cpu_per_gib_two_bare": two_bare.cpu_seconds_per_gib,
+        "worker_idle_mib": median(rss for rss, _ in two.memory_before),
+        "worker_idle_own_mib": median(own for _, own in two.memory_before),
         "worker_mib": median(rss for rss, _ in after),
         "worker_own_mib": median(own for _, own in after),
     }
@@ -223,30 +263,36 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     rounds, seconds = (5, 1.0) if options.quick else (15, 2.0)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
-        offsets = asyncio.run(_make_archive(directory))
-        serving: dict[int, _Serving] = {}
-        try:
-            for workers in (1, 2):
-                serving[workers] = _Serving(directory, workers, offsets)
-            print(f"connections of each worker: {serving[2].connections}; load {os.getloadavg()[0]:.1f}")
-            figures = _measured(serving, rounds=rounds, seconds=seconds)
-            ratios = _report(serving, figures)
-        finally:
-            _close(serving.values())
-    print_table(figures, reference="1 workers")
+        frames = _frames(asyncio.run(_make_archive(directory)))
+        (directory / "bare").write_bytes(Random(2).randbytes(_SEGMENTS * _RECORDS * _VALUE_BYTES))
+        clients: dict[str, _Readers] = {}
+        for workers in (1, 2):
+            serving = _Serving(directory, workers)
+            stack.callback(serving.close)
+            clients[f"{workers} worker" + "s" * (workers > 1)] = _Readers(
+                [serving.port], serving.pids, frames
+            )
+        for processes in (1, 2):
+            bare = stack.enter_context(BareSenders(directory / "bare", processes, answer_bytes=_ANSWER_BYTES))
+            clients[f"{processes} bare process" + "es" * (processes > 1)] = _Readers(
+                bare.ports, bare.pids, frames
+            )
+        # Of this thread, and so of the readers' threads: the servers keep theirs.
+        os.nice(19)
+        print(f"connections of each worker: {serving.connections}; load {os.getloadavg()[0]:.1f}")
+        figures = _measured(clients, rounds=rounds, seconds=seconds)
+        ratios = _ratios(serving, figures)
+        for client in clients.values():
+            client.close()
+    print_table(figures, reference="1 worker")
     for key, value in ratios.items():
         print(f"{key} {value:.3f}")
     if options.json is not None:
         write_json(
             options.json, name="gateway_workers", machine=machine("uvloop"), figures=figures, ratios=ratios
         )
-
-
-def _close(serving: Iterable[_Serving]) -> None:
-    for one in serving:
-        one.close()
 
 
 if __name__ == "__main__":
