@@ -6,7 +6,7 @@ is a node, and partitions are spread over all. Each endpoint serves any partitio
 two of them name different leaders for a while.
 
 Leader epochs are those of the manifests. A request that names topics reads their manifests. A request for all
-topics gets the epochs that are already known, since it may be about tens of thousands of partitions.
+topics only reads those anew that were read before, since it may be about tens of thousands of partitions.
 
 `DescriptionAnswers` answers admin tools: a topic's settings, as far as its manifest has them, and the content
 of the bucket. Nothing can be changed here, and no setting has an effect on this endpoint: it deletes nothing.
@@ -95,6 +95,7 @@ class ClusterAnswers:
 
         # Version 0 asks for all topics with an empty list, later versions with null.
         if request.topics is None or (version == 0 and not request.topics):
+            await self._read_anew()
             found = [described(one) for one in self._seen(access)]
         else:
             asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
@@ -202,16 +203,29 @@ class ClusterAnswers:
         return None if topic_id is None else self._topics.by_id(topic_id)
 
     async def _read(self, topics: Iterable[ServedTopic], numbers: range | None = None) -> None:
-        """Read manifests that are not known yet, for a limited time. The others get no leader epoch."""
-        unknown = [
-            partition
-            for topic in topics
-            for number in numbers or range(topic.partition_count)
-            if (partition := topic.partition(number)) and self._partitions.known(partition) is None
-        ]
+        """Read the manifests of topics, as `_ensure_fresh` does."""
+        found = (
+            topic.partition(number) for topic in topics for number in numbers or range(topic.partition_count)
+        )
+        await self._ensure_fresh(partition for partition in found if partition is not None)
+
+    async def _read_anew(self) -> None:
+        """Read those manifests of served topics that were read before, as `_ensure_fresh` does."""
+        before = ((one, self._topics.by_name(one.topic)) for one in self._partitions.read_before())
+        await self._ensure_fresh(
+            one for one, topic in before if topic is not None and topic.partition(one.partition) == one
+        )
+
+    async def _ensure_fresh(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """
+        Read manifests that are not known yet or too old, for a limited time.
+
+        Those that are still unknown then get no leader epoch. A client that knows a later epoch than it is
+        told ignores the answer, and goes on asking a node that has died.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._partitions.ensure_fresh(unknown)
+                await self._partitions.ensure_fresh(partitions)
 
     def _epoch(self, topic: ServedTopic, number: int) -> int:
         partition = topic.partition(number)

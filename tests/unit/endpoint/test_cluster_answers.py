@@ -93,6 +93,25 @@ async def test_metadata_names_one_node_and_the_topics(archive, tmp_path, version
     assert [one.name for one in every.topics] == ["audit", "orders"]
 
 
+@pytest.mark.parametrize("everything", [False, True])
+async def test_leader_epoch_is_that_of_a_manifest_of_now(archive, tmp_path, everything):
+    """Clients ignore what is told under an older epoch than they know, so they would stay at a dead node."""
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    await archive_topic(writer, archive, partitions=2)
+    interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}
+    async with asking(archive, tmp_path / "state", **interval) as client:
+        (topic,) = (await metadata(client, "orders")).topics
+        assert [one.leader_epoch for one in topic.partitions] == [0, -1]
+        writer.begin_epoch(6)
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+        await asyncio.sleep(0.002)
+        asked = () if everything else ("orders",)
+        (topic,) = (await metadata(client, *asked, everything=everything)).topics
+    assert [one.leader_epoch for one in topic.partitions] == [6, -1]
+
+
 async def test_librdkafka_lists_all_topics(archive, tmp_path):
     """The request of librdkafka for all topics has three bytes after its fields."""
     for name in ("audit", "orders"):
