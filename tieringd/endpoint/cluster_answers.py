@@ -40,6 +40,8 @@ _NOT_ASKED: Final = -(2**31)
 _BROKERS: Final = 1
 """The type of this endpoint in DescribeCluster. The other type is a controller."""
 _PATIENCE_SECONDS: Final = 3.0
+_FIRST_NULL_NAMES: Final = 12
+"""The first version of Metadata whose answer may leave out the name of a topic."""
 _MOST_PARTITIONS: Final = 2000
 """In one response to DescribeTopicPartitions, as in Kafka."""
 
@@ -104,7 +106,7 @@ class ClusterAnswers:
             allowed = (one for one, is_denied in zip(served, denied, strict=True) if not is_denied)
             await self._read(one for one in allowed if one is not None)
             found = [
-                _unknown(module, *asked_for, is_denied=is_denied)
+                _unknown(module, *asked_for, version, is_denied=is_denied)
                 if one is None or is_denied
                 else described(one)
                 for asked_for, one, is_denied in zip(asked, served, denied, strict=True)
@@ -292,13 +294,13 @@ def _is_denied(access: Access, name: str | None, served: ServedTopic | None) -> 
     return known is not None and not access.may(Operation.DESCRIBE, known)
 
 
-def _unknown(module: Any, topic_id: UUID | None, name: str | None, *, is_denied: bool) -> Any:
+def _unknown(module: Any, topic_id: UUID | None, name: str | None, version: int, *, is_denied: bool) -> Any:
     by_id = name is None
     error = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
     return made(
         module.MetadataResponseTopic,
         error_code=ErrorCode.topic_authorization_failed if is_denied else error,
-        name=name,
+        name="" if by_id and version < _FIRST_NULL_NAMES else name,
         topic_id=topic_id if by_id else None,
         is_internal=False,
         partitions=(),

@@ -145,7 +145,10 @@ class NewerGroupAnswers:
             request.server_assignor,
             None
             if owned is None
-            else frozenset((one.topic_id.hex, number) for one in owned for number in one.partitions),
+            # kio has None for the id of zeros, which no topic has.
+            else frozenset(
+                (one.topic_id.hex, number) for one in owned if one.topic_id for number in one.partitions
+            ),
         )
 
     def _topic_of(self, name: str) -> SubscribedTopic | None:

@@ -137,6 +137,14 @@ async def test_metadata_by_id_finds_the_topic(writer, archive, tmp_path):
     assert (unknown.topic_id, unknown.error_code) == (UUID(int=9), ErrorCode.unknown_topic_id)
 
 
+@pytest.mark.parametrize("version", [10, 11])
+async def test_id_that_is_unknown_has_an_empty_name_where_there_is_no_null(archive, tmp_path, version):
+    """These versions have ids, and no null in the place of a name."""
+    async with asking(archive, tmp_path / "state") as client:
+        (unknown,) = (await metadata(client, UUID(int=9), version=version)).topics
+    assert (unknown.name, unknown.error_code) == ("", ErrorCode.unknown_topic_id)
+
+
 async def test_topic_without_an_id_gets_one_that_stays(archive, tmp_path):
     """Brokers before 2.8 gave none, and newer clients fetch by id."""
     writer = LogWriter(tmp_path, "old", topic_id="A" * 22)

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -459,6 +460,19 @@ async def test_topics_of_a_group_are_not_shown_to_whoever_may_not_describe_them(
             answer = await answers.describe(1, describing, rules_of(*rules), Client("c", "h", lambda: True))
             (group,) = answer.groups
             assert (group.error_code, len(group.members)) == (error, members)
+
+
+async def test_id_of_zeros_is_that_of_no_topic(client):
+    """It is an error of the topic, and no defect of the endpoint."""
+    done = await client.ask(committing(10, UUID(int=0), {0: 5}))
+    assert done.topics[0].partitions[0].error_code is ErrorCode.unknown_topic_id
+    found = fetched(await client.ask(fetching(10, UUID(int=0), 0)), 10)
+    assert found == (ErrorCode.none, {0: (-1, ErrorCode.unknown_topic_id)})
+    owned = request_module(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1).TopicPartitions(
+        topic_id=UUID(int=0), partitions=(0,)
+    )
+    joined = await client.ask(beating_with(1, "me", 0, topic_partitions=(owned,)))
+    assert joined.error_code is ErrorCode.none
 
 
 async def test_damaged_group_is_answered(archive, client):
