@@ -159,6 +159,27 @@ async def listed(
     return found
 
 
+async def epoch_ends(
+    client: RawKafka, topic: str, *epochs: int, version: int = 4
+) -> list[tuple[int, int, int]]:
+    """Ask where leader epochs of partition 0 end. Return errors, epochs and end offsets."""
+    module = request_module(OFFSET_FOR_LEADER_EPOCH, version)
+    found = []
+    for epoch in epochs:
+        schema = module.OffsetForLeaderPartition
+        asked = schema(**fields_of(schema, partition=0, current_leader_epoch=-1, leader_epoch=epoch))
+        request = module.OffsetForLeaderEpochRequest(
+            **fields_of(
+                module.OffsetForLeaderEpochRequest,
+                replica_id=-1,
+                topics=(module.OffsetForLeaderTopic(topic=topic, partitions=(asked,)),),
+            )
+        )
+        one = (await client.ask(request)).topics[0].partitions[0]
+        found.append((one.error_code, one.leader_epoch, one.end_offset))
+    return found
+
+
 async def metadata(client: RawKafka, *topics: Any, version: int = 12, everything: bool = False) -> Any:
     """Ask for Metadata of names and ids, or of every topic."""
     module = request_module(METADATA, version)

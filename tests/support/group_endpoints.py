@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import confluent_kafka
+
 from tests.support.archive_endpoints import endpoint_config
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
 from tieringd.metrics import Metrics
@@ -38,3 +40,21 @@ async def group_endpoints(archive, state, count=2, **gateway):
 def bootstrap_of(*endpoints):
     """Return the addresses of endpoints, as clients take them."""
     return ",".join(f"127.0.0.1:{one.server.port}" for one in endpoints)
+
+
+def read_on(bootstrap, group, count, **settings):
+    """Return the offsets of records that a member of librdkafka reads, and let it leave with a commit."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", **settings}
+    )
+    found = []
+    try:
+        consumer.subscribe(["orders"])
+        while len(found) < count:
+            message = consumer.poll(30)
+            assert message is not None, f"nothing came after {found}"
+            assert message.error() is None, message.error()
+            found.append(message.offset())
+        return found
+    finally:
+        consumer.close()

@@ -6,7 +6,7 @@ is a node, and partitions are spread over all. Each endpoint serves any partitio
 two of them name different leaders for a while.
 
 Leader epochs are those of the manifests. A request that names topics reads their manifests. A request for all
-topics gets the epochs that are already known, since it may be about tens of thousands of partitions.
+topics only reads those anew that were read before, since it may be about tens of thousands of partitions.
 
 `DescriptionAnswers` answers admin tools: a topic's settings, as far as its manifest has them, and the content
 of the bucket. Nothing can be changed here, and no setting has an effect on this endpoint: it deletes nothing.
@@ -40,6 +40,8 @@ _NOT_ASKED: Final = -(2**31)
 _BROKERS: Final = 1
 """The type of this endpoint in DescribeCluster. The other type is a controller."""
 _PATIENCE_SECONDS: Final = 3.0
+_FIRST_NULL_NAMES: Final = 12
+"""The first version of Metadata whose answer may leave out the name of a topic."""
 _MOST_PARTITIONS: Final = 2000
 """In one response to DescribeTopicPartitions, as in Kafka."""
 
@@ -95,6 +97,7 @@ class ClusterAnswers:
 
         # Version 0 asks for all topics with an empty list, later versions with null.
         if request.topics is None or (version == 0 and not request.topics):
+            await self._read_anew()
             found = [described(one) for one in self._seen(access)]
         else:
             asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
@@ -103,7 +106,7 @@ class ClusterAnswers:
             allowed = (one for one, is_denied in zip(served, denied, strict=True) if not is_denied)
             await self._read(one for one in allowed if one is not None)
             found = [
-                _unknown(module, *asked_for, is_denied=is_denied)
+                _unknown(module, *asked_for, version, is_denied=is_denied)
                 if one is None or is_denied
                 else described(one)
                 for asked_for, one, is_denied in zip(asked, served, denied, strict=True)
@@ -202,16 +205,29 @@ class ClusterAnswers:
         return None if topic_id is None else self._topics.by_id(topic_id)
 
     async def _read(self, topics: Iterable[ServedTopic], numbers: range | None = None) -> None:
-        """Read manifests that are not known yet, for a limited time. The others get no leader epoch."""
-        unknown = [
-            partition
-            for topic in topics
-            for number in numbers or range(topic.partition_count)
-            if (partition := topic.partition(number)) and self._partitions.known(partition) is None
-        ]
+        """Read the manifests of topics, as `_ensure_fresh` does."""
+        found = (
+            topic.partition(number) for topic in topics for number in numbers or range(topic.partition_count)
+        )
+        await self._ensure_fresh(partition for partition in found if partition is not None)
+
+    async def _read_anew(self) -> None:
+        """Read those manifests of served topics that were read before, as `_ensure_fresh` does."""
+        before = ((one, self._topics.by_name(one.topic)) for one in self._partitions.read_before())
+        await self._ensure_fresh(
+            one for one, topic in before if topic is not None and topic.partition(one.partition) == one
+        )
+
+    async def _ensure_fresh(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """
+        Read manifests that are not known yet or too old, for a limited time.
+
+        Those that are still unknown then get no leader epoch. A client that knows a later epoch than it is
+        told ignores the answer, and goes on asking a node that has died.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._partitions.ensure_fresh(unknown)
+                await self._partitions.ensure_fresh(partitions)
 
     def _epoch(self, topic: ServedTopic, number: int) -> int:
         partition = topic.partition(number)
@@ -278,13 +294,13 @@ def _is_denied(access: Access, name: str | None, served: ServedTopic | None) -> 
     return known is not None and not access.may(Operation.DESCRIBE, known)
 
 
-def _unknown(module: Any, topic_id: UUID | None, name: str | None, *, is_denied: bool) -> Any:
+def _unknown(module: Any, topic_id: UUID | None, name: str | None, version: int, *, is_denied: bool) -> Any:
     by_id = name is None
     error = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
     return made(
         module.MetadataResponseTopic,
         error_code=ErrorCode.topic_authorization_failed if is_denied else error,
-        name=name,
+        name="" if by_id and version < _FIRST_NULL_NAMES else name,
         topic_id=topic_id if by_id else None,
         is_internal=False,
         partitions=(),

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -63,6 +64,7 @@ _GROUP: Final = 0
 _GIVEN_IDS_MAX: Final = 10_000
 _PARTITION_BYTES: Final = 64
 """For a partition in a request, to tell whether it takes a thread."""
+_NO_ID: Final = UUID(int=0)
 _NAME_MAX: Final = 255
 """Characters of a member's, an instance's or a client's name."""
 _BATCH_JOINS_FROM: Final = 4
@@ -378,7 +380,7 @@ class GroupAnswers:
 
     def _topic_for(self, asked: Any, access: Access) -> tuple[ServedTopic | None, ErrorCode | None]:
         """Return the topic that a request means, or why it may not have it."""
-        by_id = getattr(asked, "topic_id", None)
+        by_id = _id_in(asked)
         topic = self._topics.find(by_id) if by_id is not None else self._topics.by_name(asked.name)
         name = topic.name if topic is not None else getattr(asked, "name", None)
         if name is not None and not access.may(Operation.READ, name):
@@ -427,7 +429,7 @@ class GroupAnswers:
         )
 
     def _asked_name(self, asked: Any) -> str | None:
-        if (by_id := getattr(asked, "topic_id", None)) is None:
+        if (by_id := _id_in(asked)) is None:
             return str(asked.name)
         served = self._topics.find(by_id)
         return None if served is None else served.name
@@ -502,7 +504,7 @@ class GroupAnswers:
             )
         answers = []
         for each in asked.topics:
-            by_id = getattr(each, "topic_id", None)
+            by_id = _id_in(each)
             served = self._topics.find(by_id) if by_id is not None else self._topics.by_name(each.name)
             name = served.name if served is not None else getattr(each, "name", None)
             code = ErrorCode(error)
@@ -698,6 +700,14 @@ def _commit_answer(
             for at, topic in enumerate(request.topics)
         ),
     )
+
+
+def _id_in(asked: Any) -> UUID | None:
+    """Return the id of a topic in a request; None in versions that name topics."""
+    if not hasattr(asked, "topic_id"):
+        return None
+    # kio has None for the id of zeros, which no topic has.
+    return asked.topic_id or _NO_ID
 
 
 def _group_topic(topic: ServedTopic) -> GroupTopic:

@@ -266,7 +266,10 @@ class GroupCoordinator:
         )
         if reply.error is not GroupError.NONE:
             return Joined(JoinAnswer(reply.error))
-        answer = await self._awaited(group_id, member_id, lambda group: join_answer(group, member_id, reply))
+        instance_id = request.member.instance_id
+        answer = await self._awaited(
+            group_id, member_id, lambda group: join_answer(group, member_id, reply, instance_id=instance_id)
+        )
         if answer is None:
             return Joined(JoinAnswer(GroupError.COORDINATOR_NOT_AVAILABLE))
         return Joined(answer, is_replaced=reply.is_replaced, old_member_id=reply.old_member_id)
@@ -280,7 +283,9 @@ class GroupCoordinator:
         if error is not GroupError.NONE:
             return error, b""
         answer = await self._awaited(
-            group_id, member_id, lambda group: sync_answer(group, member_id, request.generation)
+            group_id,
+            member_id,
+            lambda group: sync_answer(group, member_id, request.generation, instance_id=request.instance_id),
         )
         return answer or (GroupError.COORDINATOR_NOT_AVAILABLE, b"")
 

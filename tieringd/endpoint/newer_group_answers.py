@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -144,7 +145,10 @@ class NewerGroupAnswers:
             request.server_assignor,
             None
             if owned is None
-            else frozenset((one.topic_id.hex, number) for one in owned for number in one.partitions),
+            # kio has None for the id of zeros, which no topic has.
+            else frozenset(
+                (one.topic_id.hex, number) for one in owned if one.topic_id for number in one.partitions
+            ),
         )
 
     def _topic_of(self, name: str) -> SubscribedTopic | None:
@@ -165,6 +169,9 @@ class NewerGroupAnswers:
                     error = error_of(fault)
             if error is GroupError.NONE and not group.is_newer:
                 error, text = GroupError.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group."
+                group = ConsumerGroup(group_id)
+            elif not all(access.may(Operation.DESCRIBE, one) for one in _topics_of(group)):
+                error, text = GroupError.TOPIC_AUTHORIZATION_FAILED, "No rule allows to describe its topics"
                 group = ConsumerGroup(group_id)
             is_asked = request.include_authorized_operations and error is GroupError.NONE
             described.append(
@@ -211,6 +218,12 @@ class NewerGroupAnswers:
             target_assignment=assignment(consumer.target),
             member_type=_CONSUMER,
         )
+
+
+def _topics_of(group: ConsumerGroup) -> set[str]:
+    """Return the names of all topics that a description of *group* shows."""
+    subscribed = (one.consumer.subscribed for one in group.members.values() if one.consumer is not None)
+    return {*group.topics, *chain.from_iterable(subscribed)}
 
 
 def _by_topic(partitions: frozenset[GroupPartition]) -> list[tuple[UUID, tuple[int, ...]]]:

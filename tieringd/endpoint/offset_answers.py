@@ -8,7 +8,7 @@ end of the archive. No record is local, so the earliest local offset is the end 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -36,11 +36,14 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.reading.history import History
+from tieringd.storage.at_once import at_once
 from tieringd.storage.threads import in_steps
 
 log = structlog.get_logger(__name__)
 
 EARLIEST_LOCAL: Final = -4
+_AT_ONCE: Final = 16
+"""How many partitions of one request for leader epochs may wait for the store at once."""
 _NOTHING: Final = ListedOffset(-1)
 
 
@@ -98,23 +101,22 @@ class OffsetAnswers:
     async def offset_for_leader_epoch(self, version: int, request: Any, access: Access) -> Any:
         """Return where each leader epoch ends."""
         module: Any = response_module(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
-        asked_for = [
-            (topic.topic, one.partition)
-            for topic in request.topics
-            if access.may(Operation.DESCRIBE, topic.topic)
-            for one in topic.partitions
-        ]
-        deadline = await self._ensure_fresh(asked_for)
+        wanted: dict[TopicIdPartition, int] = {}
+        for topic in request.topics:
+            for one in topic.partitions if access.may(Operation.DESCRIBE, topic.topic) else ():
+                if (found := self._partition(topic.topic, one.partition)) is not None:
+                    wanted[found] = max(one.leader_epoch, wanted.get(found, one.leader_epoch))
+        manifests = await self._past_epochs(wanted)
         topics = []
         for topic in request.topics:
             is_allowed = access.may(Operation.DESCRIBE, topic.topic)
             answers = []
             async for asked in in_steps(topic.partitions):
-                error, (leader_epoch, end_offset) = ErrorCode.topic_authorization_failed, (-1, -1)
+                error, end = ErrorCode.topic_authorization_failed, None
                 if is_allowed:
-                    error, (leader_epoch, end_offset) = await self._epoch_end(
-                        topic.topic, asked.partition, asked.leader_epoch, deadline=deadline
-                    )
+                    partition = self._partition(topic.topic, asked.partition)
+                    error, end = _epoch_end(partition, asked.leader_epoch, manifests)
+                leader_epoch, end_offset = end or (-1, -1)
                 answers.append(
                     module.EpochEndOffset(
                         partition=asked.partition,
@@ -125,6 +127,23 @@ class OffsetAnswers:
                 )
             topics.append(module.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
         return module.OffsetForLeaderEpochResponse(throttle_time=NO_DELAY, topics=tuple(topics))
+
+    async def _past_epochs(
+        self, wanted: Mapping[TopicIdPartition, int]
+    ) -> Mapping[TopicIdPartition, PartitionManifest]:
+        """Return the manifests in which the *wanted* epochs end; none where it cannot be read in time."""
+        deadline = asyncio.get_running_loop().time() + self._settings.answer_timeout_seconds
+
+        async def read(asked: tuple[TopicIdPartition, int]) -> PartitionManifest | None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self._partitions.past_epoch(*asked)
+            except (TieringError, TimeoutError) as error:
+                _warn(asked[0], error)
+                return None
+
+        found = await at_once(list(wanted.items()), read, count=_AT_ONCE)
+        return {partition: one for partition, one in zip(wanted, found, strict=True) if one is not None}
 
     async def _ensure_fresh(self, asked: Iterable[tuple[str, int]]) -> float:
         """Read all manifests that are due, concurrently. Return the time at which the response is due."""
@@ -179,20 +198,22 @@ class OffsetAnswers:
             return listed_in(archives[0], archives[0].start_offset)
         return await listed_at(self._records, archives, timestamp) or _NOTHING
 
-    async def _epoch_end(
-        self, topic: str, number: int, leader_epoch: int, *, deadline: float
-    ) -> tuple[ErrorCode, tuple[int, int]]:
-        partition = self._partition(topic, number)
-        if partition is None:
-            return ErrorCode.unknown_topic_or_partition, (-1, -1)
-        try:
-            async with asyncio.timeout_at(deadline):
-                manifest = await self._partitions.manifest(partition)
-        except (TieringError, TimeoutError) as error:
-            _warn(partition, error)
-            return TRY_AGAIN, (-1, -1)
-        end = end_offset_for(manifest.epochs, leader_epoch, log_end_offset=manifest.next_offset)
-        return ErrorCode.none, end or (-1, -1)
+
+def _epoch_end(
+    partition: TopicIdPartition | None,
+    leader_epoch: int,
+    manifests: Mapping[TopicIdPartition, PartitionManifest],
+) -> tuple[ErrorCode, tuple[int, int] | None]:
+    if partition is None:
+        return ErrorCode.unknown_topic_or_partition, None
+    manifest = manifests.get(partition)
+    if manifest is None:
+        return TRY_AGAIN, None
+    history, end_offset = manifest.epochs, manifest.next_offset
+    if manifest.leader_epoch > (history[-1][0] if history else -1):
+        # As in a broker's log, the leader's epoch begins at the end, also before it has written anything.
+        history = (*history, (manifest.leader_epoch, end_offset))
+    return ErrorCode.none, end_offset_for(history, leader_epoch, log_end_offset=end_offset)
 
 
 def _warn(partition: TopicIdPartition, error: Exception) -> None:

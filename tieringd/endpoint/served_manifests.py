@@ -16,7 +16,7 @@ import asyncio
 import base64
 import binascii
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -264,6 +264,10 @@ class ServedPartitions:
         known = self._known.get(partition)
         return None if known is None or known.stored is None else _manifest_of(partition, known.stored)
 
+    def read_before(self) -> list[TopicIdPartition]:
+        """Return the partitions whose manifests are known."""
+        return [partition for partition, known in self._known.items() if known.stored is not None]
+
     async def manifest(self, partition: TopicIdPartition) -> PartitionManifest:
         """
         Return a partition's manifest, or an empty one if nothing of the partition is archived.
@@ -340,16 +344,43 @@ class ServedPartitions:
             StorageUnavailable: The store does not answer.
             CorruptDataError: The stored bytes are no manifest.
         """
+        return await self._since_now(
+            partition, unless=lambda known: offset <= known.next_offset, pause_seconds=_RETRY_SECONDS
+        )
+
+    async def past_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> PartitionManifest:
+        """
+        Return the known manifest, or the one stored since the call if no epoch follows *leader_epoch* in it.
+
+        A client may have read on at another endpoint, by a newer manifest. Where an older one ends is not
+        where the epoch does: the client would take its log for cut off there.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: The stored bytes are no manifest.
+        """
+        return await self._since_now(
+            partition, unless=lambda known: bool(known.epochs) and leader_epoch < known.epochs[-1][0]
+        )
+
+    async def _since_now(
+        self,
+        partition: TopicIdPartition,
+        *,
+        unless: Callable[[PartitionManifest], bool],
+        pause_seconds: float = 0.0,
+    ) -> PartitionManifest:
+        """Return the known manifest, or one stored since the call, *pause_seconds* after the last read."""
         now = asyncio.get_running_loop().time
         called_at, manifest = now(), await self.manifest(partition)
-        while offset > manifest.next_offset:
+        while not unless(manifest):
             known = self._entry(partition, now())
             if known.known_at >= called_at:
                 break
-            seconds = known.checked_at + _RETRY_SECONDS - now()
-            if known.error is not None and seconds > 0:
+            age = now() - known.checked_at
+            if known.error is not None and age < _RETRY_SECONDS:
                 raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
-            await asyncio.sleep(max(0.0, seconds))
+            await asyncio.sleep(max(0.0, pause_seconds - age))
             # A read that is under way began before the call, perhaps.
             manifest = await self.newest(partition)
         return manifest

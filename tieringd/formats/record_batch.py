@@ -46,6 +46,8 @@ ABORT_MARKER = 0
 COMMIT_MARKER = 1
 
 NO_PRODUCER_ID = -1
+NO_LEADER_EPOCH = -1
+"""The leader epoch of a batch that no leader has written."""
 
 _CRC = struct.Struct(">I")
 _MARKER_KEY = struct.Struct(">hh")
@@ -283,6 +285,30 @@ def encode_marker(
         producer_epoch=producer_epoch,
         is_transactional=True,
     )
+    return _as_control(plain)
+
+
+def encode_passage(base_offset: int, *, last_offset: int, timestamp_ms: int) -> bytes:
+    """
+    Return a batch that moves every client past offsets of which no record is left.
+
+    It is the marker of a transaction that nobody began, at *last_offset*. Clients give a marker to no user,
+    and go on behind it. KafkaJS does not go on behind a batch without any record.
+
+    *timestamp_ms* is the time of the records before it. franz-go goes back to it after an offset that is out
+    of range. The batch has no leader epoch: a client that took one from it would ask where that epoch ends.
+    """
+    record = NewRecord(
+        key=_MARKER_KEY.pack(0, COMMIT_MARKER),
+        value=_MARKER_VALUE.pack(0, 0),
+        timestamp_ms=timestamp_ms,
+        offset_delta=last_offset - base_offset,
+    )
+    return _as_control(encode_batch(base_offset, [record], leader_epoch=NO_LEADER_EPOCH))
+
+
+def _as_control(plain: bytes) -> bytes:
+    """Return a batch as a control batch."""
     header = parse_header(plain)
     return sealed(header._replace(attributes=header.attributes | CONTROL_FLAG), plain[HEADER_BYTES:])
 

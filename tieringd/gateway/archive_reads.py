@@ -25,10 +25,10 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.chunk_layout import part_holding
 from tieringd.reading.history import History
 from tieringd.reading.partition_reader import (
-    EmptyBatch,
     HeldBatches,
     HeldRead,
     PartitionReader,
+    PassageBatch,
     unfinished_reads,
 )
 from tieringd.storage.at_once import cancelled
@@ -275,7 +275,7 @@ class ArchiveReads:
         if offset < found.deleted_before:
             read.close()
 
-    async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | EmptyBatch | None:
+    async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | PassageBatch | None:
         """
         Hold the archived batches from the wanted offset on; None if the archive does not have it.
 
@@ -293,7 +293,7 @@ class ArchiveReads:
 
     async def _held_of_history(
         self, manifest: PartitionManifest, offset: int
-    ) -> HeldBatches | EmptyBatch | None:
+    ) -> HeldBatches | PassageBatch | None:
         parts = partial(self._history.parts, manifest.partition, start_offset=manifest.start_offset)
         try:
             return await self._held_in(await parts(), offset)
@@ -302,7 +302,7 @@ class ArchiveReads:
 
     async def _held_in(
         self, parts: Sequence[PartitionManifest], offset: int
-    ) -> HeldBatches | EmptyBatch | None:
+    ) -> HeldBatches | PassageBatch | None:
         part = part_holding(parts, offset)
         return None if part is None else await self._reader.hold(part, offset)
 

@@ -266,10 +266,12 @@ class JoinAnswer:
     """For the leader: all members."""
 
 
-def join_answer(group: ConsumerGroup, member_id: str, reply: JoinReply) -> JoinAnswer | None:
+def join_answer(
+    group: ConsumerGroup, member_id: str, reply: JoinReply, *, instance_id: str | None
+) -> JoinAnswer | None:
     """Return the answer to a member that has joined; None while its generation is prepared."""
     if member_id not in group.members:
-        return JoinAnswer(GroupError.UNKNOWN_MEMBER_ID)
+        return JoinAnswer(_error_of_gone(group, instance_id))
     is_preparing = group.state is GroupState.PREPARING
     if is_preparing and not reply.is_due and group.generation == reply.generation:
         # A member that did not come in time was dropped, and one whose round was begun anew asks again.
@@ -284,6 +286,16 @@ def join_answer(group: ConsumerGroup, member_id: str, reply: JoinReply) -> JoinA
         leader,
         tuple(group.members.values()) if is_leader else (),
     )
+
+
+def _error_of_gone(group: ConsumerGroup, instance_id: str | None) -> GroupError:
+    """
+    Return the error for a member that is in the group no more.
+
+    One whose place another process has taken would join anew otherwise, and take the place back.
+    """
+    is_replaced = instance_id is not None and group.static_member(instance_id) is not None
+    return GroupError.FENCED_INSTANCE_ID if is_replaced else GroupError.UNKNOWN_MEMBER_ID
 
 
 def member_error(
@@ -349,11 +361,13 @@ def sync(group: ConsumerGroup, request: SyncRequest, limits: GroupLimits) -> Ste
     return Step(changed, GroupError.NONE)
 
 
-def sync_answer(group: ConsumerGroup, member_id: str, generation: int) -> tuple[GroupError, bytes] | None:
+def sync_answer(
+    group: ConsumerGroup, member_id: str, generation: int, *, instance_id: str | None
+) -> tuple[GroupError, bytes] | None:
     """Return an error or the member's assignment; None while the leader has not assigned partitions."""
     member = group.members.get(member_id)
     if member is None:
-        return GroupError.UNKNOWN_MEMBER_ID, b""
+        return _error_of_gone(group, instance_id), b""
     if group.generation != generation or group.state is GroupState.PREPARING:
         return GroupError.REBALANCE_IN_PROGRESS, b""
     return None if group.state is GroupState.COMPLETING else (GroupError.NONE, member.assignment)

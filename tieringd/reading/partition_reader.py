@@ -18,7 +18,7 @@ from tieringd.archive.archive_reader import floor_position
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.kafka_wire.pieces import FileRegion, Piece
-from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batch, parse_header
+from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_passage, parse_header
 from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
@@ -27,8 +27,6 @@ from tieringd.reading.hydrator import WAITED_FOR_STORE, HydratedChunk, Hydrator
 from tieringd.storage.at_once import cancelled
 from tieringd.storage.base import FileSlice
 
-NO_EPOCH = -1
-"""The leader epoch of a batch that no leader has written."""
 _LAST_OFFSET_DELTA_MAX = 2**31 - 1
 """The largest delta that a batch header can hold."""
 
@@ -151,8 +149,8 @@ class HeldBatches:
         return ArchivedBatches(size_bytes, found.close, next_offset, data=data, aborted=aborted)
 
 
-class EmptyBatch:
-    """A batch without records. It moves every client past offsets of which no record is left."""
+class PassageBatch:
+    """A batch without records for users. It moves every client past offsets of which no record is left."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -169,7 +167,7 @@ class EmptyBatch:
 class HeldRead:
     """The batches of one partition that are held for a response, until they are taken or given back."""
 
-    held: HeldBatches | EmptyBatch | None = None
+    held: HeldBatches | PassageBatch | None = None
     is_history: bool = False
     """Whether they are of an older archive, perhaps of another cluster."""
     waited_for: list[str] = field(default_factory=list)
@@ -240,12 +238,12 @@ class PartitionReader:
         self._hydrator = hydrator
         self._spillovers = spillovers
 
-    async def hold(self, manifest: PartitionManifest, offset: int) -> HeldBatches | EmptyBatch | None:
+    async def hold(self, manifest: PartitionManifest, offset: int) -> HeldBatches | PassageBatch | None:
         """
         Hold the chunk with the batch of *offset*, or the first one after it.
 
         Returns None if *manifest* does not hold *offset*. Offsets at the end of a piece that have no
-        records, such as a gap at the archive's end, are answered by a batch without records.
+        records, such as a gap at the archive's end, are answered by a batch that moves clients past them.
 
         Raises:
             ObjectNotFound: An object was deleted. Read the manifest again.
@@ -276,9 +274,10 @@ class PartitionReader:
                 at = max(at, found.chunk.next_offset)
                 chunk = layout.holding(at)
         # No records follow in this piece: the rest is a gap, or was compacted away.
-        delta = min(manifest.next_offset - 1 - offset, _LAST_OFFSET_DELTA_MAX)
-        # It has no leader epoch: a client that took an epoch from it would ask where that epoch ends.
-        return EmptyBatch(encode_batch(offset, (), last_offset_delta=delta, leader_epoch=NO_EPOCH))
+        last_offset = min(manifest.next_offset - 1, offset + _LAST_OFFSET_DELTA_MAX)
+        # Never a negative time, which clients would ask for as one of Kafka's special ones.
+        timestamp_ms = max(segments.latest_timestamp_ms or 0, 0)
+        return PassageBatch(encode_passage(offset, last_offset=last_offset, timestamp_ms=timestamp_ms))
 
 
 def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches | None:

@@ -93,6 +93,25 @@ async def test_metadata_names_one_node_and_the_topics(archive, tmp_path, version
     assert [one.name for one in every.topics] == ["audit", "orders"]
 
 
+@pytest.mark.parametrize("everything", [False, True])
+async def test_leader_epoch_is_that_of_a_manifest_of_now(archive, tmp_path, everything):
+    """Clients ignore what is told under an older epoch than they know, so they would stay at a dead node."""
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    await archive_topic(writer, archive, partitions=2)
+    interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}
+    async with asking(archive, tmp_path / "state", **interval) as client:
+        (topic,) = (await metadata(client, "orders")).topics
+        assert [one.leader_epoch for one in topic.partitions] == [0, -1]
+        writer.begin_epoch(6)
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+        await asyncio.sleep(0.002)
+        asked = () if everything else ("orders",)
+        (topic,) = (await metadata(client, *asked, everything=everything)).topics
+    assert [one.leader_epoch for one in topic.partitions] == [6, -1]
+
+
 async def test_librdkafka_lists_all_topics(archive, tmp_path):
     """The request of librdkafka for all topics has three bytes after its fields."""
     for name in ("audit", "orders"):
@@ -116,6 +135,14 @@ async def test_metadata_by_id_finds_the_topic(writer, archive, tmp_path):
         known, unknown = (await metadata(client, topic_uuid(writer), UUID(int=9))).topics
     assert (known.name, known.error_code) == ("orders", ErrorCode.none)
     assert (unknown.topic_id, unknown.error_code) == (UUID(int=9), ErrorCode.unknown_topic_id)
+
+
+@pytest.mark.parametrize("version", [10, 11])
+async def test_id_that_is_unknown_has_an_empty_name_where_there_is_no_null(archive, tmp_path, version):
+    """These versions have ids, and no null in the place of a name."""
+    async with asking(archive, tmp_path / "state") as client:
+        (unknown,) = (await metadata(client, UUID(int=9), version=version)).topics
+    assert (unknown.name, unknown.error_code) == ("", ErrorCode.unknown_topic_id)
 
 
 async def test_topic_without_an_id_gets_one_that_stays(archive, tmp_path):

@@ -81,10 +81,10 @@ async def test_whole_archive_is_read_over_segments_and_gaps(writer, archive, tmp
         while offset < 20:
             found = await fetched(client, "orders", offset, max_bytes=1)
             (header,) = headers_in(found.records)
-            seen.append((header.base_offset, header.last_offset, header.record_count))
+            seen.append((header.base_offset, header.last_offset, header.is_control))
             offset = header.next_offset
         assert not (await fetched(client, "orders", 20)).records
-    assert seen == [(0, 2, 3), (3, 5, 3), (6, 8, 3), (9, 19, 0)]
+    assert seen == [(0, 2, False), (3, 5, False), (6, 8, False), (9, 19, True)]
 
 
 async def test_partitions_of_one_request_share_its_limit(archive, tmp_path):

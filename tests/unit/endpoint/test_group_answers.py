@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -17,6 +18,7 @@ from tests.support.kafka_messages import fields_of, milliseconds, request_module
 from tests.support.raw_kafka import connected
 from tieringd.endpoint.access import Access, AccessRule, Operation, Resource
 from tieringd.endpoint.endpoint_settings import ADVERTISED, ADVERTISED_WITH_GROUPS, ApiKey
+from tieringd.endpoint.newer_group_answers import Client, NewerGroupAnswers
 from tieringd.endpoint.users_file import Users
 from tieringd.errors import ConfigError, StorageDenied
 from tieringd.formats.group_documents import group_key
@@ -434,6 +436,43 @@ async def test_newer_protocol(client, version):
         assert refused.error_code is ErrorCode.invalid_request
     left = await client.ask(beating(joined.member_id, -1, **quiet))
     assert (left.error_code, left.member_epoch) == (ErrorCode.none, -1)
+
+
+async def test_topics_of_a_group_are_not_shown_to_whoever_may_not_describe_them(archive, writer, tmp_path):
+    """A rule for a group says nothing of the topics that its members read."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    describing = request(
+        ApiKey.CONSUMER_GROUP_DESCRIBE, 1, "ConsumerGroupDescribeRequest",
+        group_ids=(GROUP,), include_authorized_operations=False,
+    )  # fmt: skip
+    may_describe_group = (Operation.DESCRIBE, Resource.GROUP, GROUP)
+    async with (
+        group_endpoint(archive, tmp_path) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        await client.ask(beating_with(1, "me", 0))
+        answers = NewerGroupAnswers(endpoint.topics, endpoint.groups.coordinator)
+        for rules, error, members in (
+            ((may_describe_group,), ErrorCode.topic_authorization_failed, 0),
+            ((may_describe_group, (Operation.DESCRIBE, Resource.TOPIC, "orders")), ErrorCode.none, 1),
+        ):
+            answer = await answers.describe(1, describing, rules_of(*rules), Client("c", "h", lambda: True))
+            (group,) = answer.groups
+            assert (group.error_code, len(group.members)) == (error, members)
+
+
+async def test_id_of_zeros_is_that_of_no_topic(client):
+    """It is an error of the topic, and no defect of the endpoint."""
+    done = await client.ask(committing(10, UUID(int=0), {0: 5}))
+    assert done.topics[0].partitions[0].error_code is ErrorCode.unknown_topic_id
+    found = fetched(await client.ask(fetching(10, UUID(int=0), 0)), 10)
+    assert found == (ErrorCode.none, {0: (-1, ErrorCode.unknown_topic_id)})
+    owned = request_module(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1).TopicPartitions(
+        topic_id=UUID(int=0), partitions=(0,)
+    )
+    joined = await client.ask(beating_with(1, "me", 0, topic_partitions=(owned,)))
+    assert joined.error_code is ErrorCode.none
 
 
 async def test_damaged_group_is_answered(archive, client):

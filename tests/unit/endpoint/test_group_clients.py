@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import confluent_kafka
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientPartition
 
 from tests.support.archive_endpoints import archive_topic
-from tests.support.group_endpoints import bootstrap_of, group_endpoints
+from tests.support.group_endpoints import bootstrap_of, group_endpoints, read_on
 
 
 async def test_offsets_of_a_simple_consumer_are_kept_over_endpoints(archive, writer, tmp_path):
@@ -51,24 +50,6 @@ async def test_groups_of_two_libraries_read_everything_once(archive, writer, tmp
         finally:
             await consumer.stop()
         assert await asyncio.to_thread(read_on, bootstrap_of(endpoints[1]), "readers", 2) == [1, 2]
-
-
-def read_on(bootstrap, group, count, **settings):
-    """Return the offsets of records that a member of librdkafka reads, and let it leave with a commit."""
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", **settings}
-    )
-    found = []
-    try:
-        consumer.subscribe(["orders"])
-        while len(found) < count:
-            message = consumer.poll(30)
-            assert message is not None, f"nothing came after {found}"
-            assert message.error() is None, message.error()
-            found.append(message.offset())
-        return found
-    finally:
-        consumer.close()
 
 
 async def test_newer_protocol_with_librdkafka(archive, writer, tmp_path):

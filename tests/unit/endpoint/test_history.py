@@ -12,6 +12,7 @@ from tests.support.archive_endpoints import (
     MAX_TIMESTAMP,
     archive_topic,
     asking,
+    epoch_ends,
     fetched,
     listed,
 )
@@ -92,3 +93,18 @@ async def test_old_segment_that_has_gone_is_searched_in_the_newest_manifest(join
         found = await fetched(client, "orders", 0)
     assert found.error_code != ErrorCode.none
     assert not found.records
+
+
+async def test_epoch_of_the_history_ends_where_nothing_is_archived_behind_it(archive, tmp_path):
+    """A client that read the history would be told otherwise that its log was cut, and begin anew."""
+    old = LogWriter(tmp_path / "old", "before")
+    old.closed_segment(), old.closed_segment()
+    new = LogWriter(tmp_path / "new", first_offset=6)
+    await archive_topic(old, archive)
+    await archive_topic(new, archive)
+    await archive.history.link(HistoryLink(key_of(new), key_of(old), ((0, 6),)))
+    async with asking(archive, tmp_path / "state") as client:
+        header = parse_header((await fetched(client, "orders", 3)).records)
+        assert (header.base_offset, header.leader_epoch) == (3, 0)
+        found = await epoch_ends(client, "orders", header.leader_epoch)
+    assert found == [(ErrorCode.none, 0, 6)]

@@ -13,33 +13,13 @@ from tests.support.archive_endpoints import (
     LATEST,
     LATEST_TIERED,
     MAX_TIMESTAMP,
-    OFFSET_FOR_LEADER_EPOCH,
     archive_topic,
     asking,
+    epoch_ends,
     listed,
 )
-from tests.support.kafka_messages import fields_of, request_module
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
-
-
-async def epoch_ends(client, topic, *epochs, version=4):
-    """Ask where leader epochs end."""
-    module = request_module(OFFSET_FOR_LEADER_EPOCH, version)
-    found = []
-    for epoch in epochs:
-        schema = module.OffsetForLeaderPartition
-        asked = schema(**fields_of(schema, partition=0, current_leader_epoch=-1, leader_epoch=epoch))
-        request = module.OffsetForLeaderEpochRequest(
-            **fields_of(
-                module.OffsetForLeaderEpochRequest,
-                replica_id=-1,
-                topics=(module.OffsetForLeaderTopic(topic=topic, partitions=(asked,)),),
-            )
-        )
-        one = (await client.ask(request)).topics[0].partitions[0]
-        found.append((one.error_code, one.leader_epoch, one.end_offset))
-    return found
 
 
 @pytest.fixture
@@ -129,3 +109,14 @@ async def test_time_is_looked_up_in_the_newest_manifest(archived_log, archive, s
         await store.delete_many([index_key(archived_log.identified, gone)])
         (found,) = await listed(client, "orders", DEFAULT_TIME_MS)
     assert (found.error_code, found.offset) == (ErrorCode.none, 13)
+
+
+async def test_end_of_an_epoch_is_not_that_of_an_older_manifest(archived_log, archive, tmp_path):
+    """A client that has read on at another endpoint would take the older end for a log that was cut."""
+    async with asking(archive, tmp_path / "state") as client:
+        await listed(client, "orders", LATEST)
+        archived_log.closed_segment()
+        archived_log.begin_epoch(6)
+        archived_log.closed_segment()
+        await archive_topic(archived_log, archive)
+        assert await epoch_ends(client, "orders", 4, 6) == [(ErrorCode.none, 4, 22), (ErrorCode.none, 6, 25)]

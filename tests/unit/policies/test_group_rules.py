@@ -146,7 +146,7 @@ class GroupRules(RuleBasedStateMachine):
         """Let a consumer that joined look for its answer."""
         if client.pending is None:
             return
-        answer = join_answer(self.group, client.member_id, client.pending)
+        answer = join_answer(self.group, client.member_id, client.pending, instance_id=client.instance_id)
         if answer is None:
             assert self.group.state is GroupState.PREPARING
             return
@@ -170,7 +170,7 @@ class GroupRules(RuleBasedStateMachine):
         error = self.make(lambda group: sync(group, request, LIMITS))
         if error is not GroupError.NONE:
             return
-        answer = sync_answer(self.group, client.member_id, client.generation)
+        answer = sync_answer(self.group, client.member_id, client.generation, instance_id=client.instance_id)
         if answer is not None and answer[0] is GroupError.NONE:
             client.has_assignment, client.owned = True, set(answer[1])
 
@@ -369,6 +369,24 @@ def test_static_member_comes_back_to_its_partitions():
     assert old.reply is GroupError.FENCED_INSTANCE_ID
     other = replace(back, member_id="b3", protocols=(("range", b"other topics"),))
     assert join(group, joining(other), LIMITS).group.state is GroupState.PREPARING
+
+
+def test_static_member_that_was_replaced_while_it_waits_is_fenced():
+    """It would join anew otherwise, and fence the process that has come in its place."""
+    group = prepared(stable(member_of("a"), member_of("b", instance_id="static")))
+    old = join(group, joining(group.members["b"], is_new=False), LIMITS)
+    assert join_answer(old.group, "b", old.reply, instance_id="static") is None
+    back = join(old.group, joining(member_of("b2", instance_id="static")), LIMITS)
+    answer = join_answer(back.group, "b", old.reply, instance_id="static")
+    assert answer.error is GroupError.FENCED_INSTANCE_ID
+    begun = join(back.group, joining(group.members["a"], is_new=False), LIMITS).group
+    assert begun.state is GroupState.COMPLETING
+    assert sync_answer(begun, "b2", begun.generation, instance_id="static") is None
+    gone = join(begun, joining(member_of("b3", instance_id="static")), LIMITS).group
+    error, _ = sync_answer(gone, "b2", begun.generation, instance_id="static")
+    assert error is GroupError.FENCED_INSTANCE_ID
+    # A member that was removed joins anew.
+    assert join_answer(group, "c", old.reply, instance_id="other").error is GroupError.UNKNOWN_MEMBER_ID
 
 
 def test_write_of_a_static_leader_that_comes_back_may_be_made_again():

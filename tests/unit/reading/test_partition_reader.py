@@ -16,7 +16,8 @@ from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
-from tieringd.formats.record_batch import check_crc, parse_header
+from tieringd.formats.record_batch import NO_PRODUCER_ID, check_crc, parse_header
+from tieringd.formats.records import iter_records
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.cache_trim import TrimLimits
@@ -147,13 +148,25 @@ async def test_read_goes_on_over_what_a_cleaner_took_at_a_segments_end(writer, a
         assert found.next_offset > 2
 
 
-async def test_gap_at_the_end_is_a_batch_without_records(writer, archive, host):
-    """A client that gets nothing would ask for ever, and one that gets an error would begin anew."""
+async def test_gap_at_the_end_is_a_marker_at_its_end(writer, archive, host):
+    """
+    A client that gets nothing would ask for ever, and one that gets an error would begin anew.
+
+    KafkaJS asks for ever also where it gets a batch without any record.
+    """
     writer.closed_segment()
     manifest = (await archived(writer, archive)).with_gap(Gap(3, 9, "lost", 0))
     async with running(host) as hydrator:
         (header,) = await read(hydrator, manifest, 5)
-        assert (header.base_offset, header.last_offset, header.record_count) == (5, 9, 0)
+        assert (header.base_offset, header.last_offset, header.record_count) == (5, 9, 1)
+        assert (header.is_control, header.producer_id) == (True, NO_PRODUCER_ID)
+        found = await read_batches(
+            reader_of(hydrator), manifest, 5, size_bytes_max=1 << 20, needs_a_batch=True
+        )
+        (marker,) = iter_records(memoryview(content(found)))
+        assert (marker.offset, marker.key) == (9, b"\0\0\0\1")
+        # franz-go would look for a negative time as for the log's end.
+        assert marker.timestamp_ms == manifest.segments[0].max_timestamp_ms
         assert await read(hydrator, manifest, 10) is None
 
 
