@@ -254,9 +254,13 @@ class Archiver(LeadershipLogger):
         self._limits = limits
         self._rests_on = None
 
-    def request_space(self, next_offset: int) -> None:
-        """Let the next step trim durable segments before *next_offset*, because the disk needs room."""
-        self._trimmer.request_space(next_offset)
+    def request_space(self, next_offset: int, *, age_ms: int = 0) -> None:
+        """
+        Let the next step trim durable segments before *next_offset*, because the disk needs room.
+
+        *age_ms* is how long ago the disk was measured.
+        """
+        self._trimmer.request_space(next_offset, age_ms=age_ms)
         self._rests_on = None
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:

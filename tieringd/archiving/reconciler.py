@@ -259,11 +259,15 @@ class Reconciler:
         archiver = self.archiver(leadership)
         return archiver.held_manifest if archiver else None
 
-    def request_space(self, leadership: Leadership, next_offset: int) -> None:
-        """Let an archiver trim durable segments before *next_offset*, because the disk needs room."""
+    def request_space(self, leadership: Leadership, next_offset: int, *, age_ms: int = 0) -> None:
+        """
+        Let an archiver trim durable segments before *next_offset*, because the disk needs room.
+
+        *age_ms* is how long ago the disk was measured.
+        """
         running = self._running.get(leadership)
         if running is not None:
-            running.archiver.request_space(next_offset)
+            running.archiver.request_space(next_offset, age_ms=age_ms)
             running.arrived.set()
 
     def stop(self) -> None:

@@ -52,8 +52,9 @@ DENIED_PAUSE_MS = 300_000
 """Pause after the broker refused a trim for good; an operator may grant the permission meanwhile."""
 SPACE_REQUEST_GOOD_MS = 600_000
 """
-How long a request for space counts. The space manager repeats it while the disk is full. A step that waits
-for hours must not trim then as if the disk still were: without waiting for replicas or for a user's deletion.
+How long a request for space counts, from when the disk was measured. The space manager repeats it while the
+disk is full. A step that waits for hours must not trim then as if the disk still were: without waiting for
+replicas or for a user's deletion.
 """
 STALE_SCAN_SECONDS = 60.0
 """
@@ -211,9 +212,13 @@ class Trimmer(PartitionLogger):
         self._space_request: tuple[int, int] | None = None
         """The offset up to which the space manager asked for room, and until when that counts."""
 
-    def request_space(self, next_offset: int) -> None:
-        """Let the next trim take durable segments before *next_offset*, because the disk needs room."""
-        self._space_request = next_offset, self._steady_ms() + SPACE_REQUEST_GOOD_MS
+    def request_space(self, next_offset: int, *, age_ms: int = 0) -> None:
+        """
+        Let the next trim take durable segments before *next_offset*, because the disk needs room.
+
+        *age_ms* is how long ago the disk was measured.
+        """
+        self._space_request = next_offset, self._steady_ms() + SPACE_REQUEST_GOOD_MS - age_ms
 
     @property
     def cloud_gc_offset(self) -> int | None:
