@@ -11,6 +11,7 @@ An archiver whose last step left nothing to do rests (`archiving.resting`): no r
 | a file, an offset, a pin or a setting changed   | the round's observation is another object              |
 | a directory watch reports a closed segment      | `rescan_partitions` hands it a new observation at once |
 | an upload, a hint or retention becomes due      | `Resting.due`: the last step returned that time        |
+| a trim failed, or was refused, a minute ago     | the same                                               |
 | a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
 | the upload limits changed                       | `set_config`; the next round steps every archiver      |
 | a disk needs room                               | `request_space` steps it at once                       |
