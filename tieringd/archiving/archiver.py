@@ -30,7 +30,7 @@ from tieringd.archiving.partition_status import PartitionGauges
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.share_groups import ShareGroups
-from tieringd.archiving.trimmer import HintPublisher, Trimmer
+from tieringd.archiving.trimmer import PUT_OFF_MS, HintPublisher, Trimmer
 from tieringd.archiving.upload_queue import Urgency
 from tieringd.archiving.uploader import LeadershipConfirmation, Quarantine, Uploader, UploadOutcome
 from tieringd.archiving.user_deletions import UserDeletions
@@ -254,9 +254,13 @@ class Archiver(LeadershipLogger):
         self._limits = limits
         self._rests_on = None
 
-    def request_space(self, next_offset: int) -> None:
-        """Let the next step trim durable segments before *next_offset*, because the disk needs room."""
-        self._trimmer.request_space(next_offset)
+    def request_space(self, next_offset: int, *, age_ms: int = 0) -> None:
+        """
+        Let the next step trim durable segments before *next_offset*, because the disk needs room.
+
+        *age_ms* is how long ago the disk was measured.
+        """
+        self._trimmer.request_space(next_offset, age_ms=age_ms)
         self._rests_on = None
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:
@@ -409,6 +413,7 @@ class Archiver(LeadershipLogger):
             self._hint.due_ms(manifest, seen),
             self._retention.due_ms(manifest, seen),
             self._claim.edits_due_ms(seen.topic.retention_pace),
+            self._rests_since_ms + PUT_OFF_MS if self._trimmer.is_put_off else math.inf,
         )
         if seen.bounds.last_stable_offset <= manifest.next_offset:
             return due_ms

@@ -11,6 +11,7 @@ An archiver whose last step left nothing to do rests (`archiving.resting`): no r
 | a file, an offset, a pin or a setting changed   | the round's observation is another object              |
 | a directory watch reports a closed segment      | `rescan_partitions` hands it a new observation at once |
 | an upload, a hint or retention becomes due      | `Resting.due`: the last step returned that time        |
+| a trim failed, or was refused, a minute ago     | the same                                               |
 | a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
 | the upload limits changed                       | `set_config`; the next round steps every archiver      |
 | a disk needs room                               | `request_space` steps it at once                       |
@@ -259,11 +260,15 @@ class Reconciler:
         archiver = self.archiver(leadership)
         return archiver.held_manifest if archiver else None
 
-    def request_space(self, leadership: Leadership, next_offset: int) -> None:
-        """Let an archiver trim durable segments before *next_offset*, because the disk needs room."""
+    def request_space(self, leadership: Leadership, next_offset: int, *, age_ms: int = 0) -> None:
+        """
+        Let an archiver trim durable segments before *next_offset*, because the disk needs room.
+
+        *age_ms* is how long ago the disk was measured.
+        """
         running = self._running.get(leadership)
         if running is not None:
-            running.archiver.request_space(next_offset)
+            running.archiver.request_space(next_offset, age_ms=age_ms)
             running.arrived.set()
 
     def stop(self) -> None:

@@ -11,6 +11,9 @@ Each hold ends `hold_ms` after the upload of a segment, so no group keeps a disk
 
 The needs of a group are forgotten when its coordinator has said twice that the group needs nothing there,
 `FORGET_AFTER_SECONDS` apart. While the coordination moves, no broker can say so.
+
+A daemon that starts in such a moment would know of no group to ask for by its name. So the state directory
+has a note of the groups and their partitions (`GroupsNote`).
 """
 
 from __future__ import annotations
@@ -19,14 +22,18 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
 
 import structlog
 
 from tieringd.broker.base import Broker
-from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError
+from tieringd.formats.json_document import decode_document
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.trim_target import ShareGroupHold
+from tieringd.storage.known_roots import write_note
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +41,47 @@ FRESH_SECONDS = 5.0
 FAILED_PAUSE_SECONDS = 30.0
 """A broker that does not answer takes a request timeout each time, and the steps of archivers wait for it."""
 FORGET_AFTER_SECONDS = 600.0
+
+NOTE_VERSION: Final = 1
+_NOT_BEGUN: Final = -1
+
+_Partitions: TypeAlias = Mapping[str, Mapping[str, list[int]]]
+"""The partitions that groups need: numbers by group and topic."""
+
+
+class GroupsNote:
+    """The note of the groups that are known, in the file at *path*. Calls block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> _Partitions:
+        """Return the partitions that groups needed; none where the note is missing or cannot be read."""
+        try:
+            data = self._path.read_bytes()
+            return decode_document(
+                data,
+                lambda document: {
+                    str(group): {
+                        str(topic): [int(number) for number in numbers] for topic, numbers in topics.items()
+                    }
+                    for group, topics in document["groups"].items()
+                },
+                kind="note of share groups",
+                versions=(NOTE_VERSION,),
+            )
+        except FileNotFoundError:
+            return {}
+        except (OSError, CorruptDataError) as error:
+            log.warning("note of share groups is not used", path=str(self._path), error=str(error))
+            return {}
+
+    def write(self, groups: _Partitions) -> None:
+        """Write the note; without it, only the next start knows less."""
+        try:
+            write_note(self._path, {"version": NOTE_VERSION, "groups": groups}, replaces=True)
+        except OSError as error:
+            log.warning("share groups cannot be noted", path=str(self._path), error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +100,29 @@ class ShareGroups:
     """
 
     def __init__(
-        self, broker: Broker, *, metrics: Metrics, steady_ms: Callable[[], int], hold_ms: int
+        self,
+        broker: Broker,
+        *,
+        metrics: Metrics,
+        steady_ms: Callable[[], int],
+        hold_ms: int,
+        note: GroupsNote | None = None,
     ) -> None:
-        """Keep *hold_ms*: how long after its upload a segment is held at most; 0 holds nothing."""
+        """
+        Take the collaborators. Without *note* nothing is known of the time before this process.
+
+        *hold_ms* is how long after its upload a segment is held at most; 0 holds nothing.
+        """
         self._unknown = metrics.health.share_groups_unknown
         self._broker = broker
         self._steady_ms = steady_ms
         self.hold_ms = hold_ms
         self._needs: dict[TopicPartition, dict[str, _Need]] = {}
         """By partition and group."""
+        self._note = note
+        self._is_note_read = False
+        self._noted: _Partitions | None = None
+        """What the note has; None before it was read, and while it is being written."""
         self._asked_at = -math.inf
         self._fault = ""
         self._asking = asyncio.Lock()
@@ -92,6 +154,8 @@ class ShareGroups:
         return ShareGroupHold(max(0, starts[group]), f"share group {group} {begins}", kept_from_ms)
 
     async def _ask(self) -> None:
+        if self._note is not None and not self._is_note_read:
+            self._recall(await asyncio.to_thread(self._note.read))
         asked_at = self._now()
         known = {group for needs in self._needs.values() for group in needs}
         try:
@@ -109,6 +173,28 @@ class ShareGroups:
             self._unknown.set(0)
             self._take(starts, asked_at)
             self._asked_at = asked_at
+            await self._write_down()
+
+    def _recall(self, noted: _Partitions) -> None:
+        """Hold what groups needed before this process began, until the brokers tell of them."""
+        self._is_note_read, self._noted = True, noted
+        for group, topics in noted.items():
+            for topic, numbers in topics.items():
+                for number in numbers:
+                    self._needs.setdefault(TopicPartition(topic, number), {})[group] = _Need(_NOT_BEGUN)
+
+    async def _write_down(self) -> None:
+        """Note the groups and their partitions, if they have changed."""
+        groups: dict[str, dict[str, list[int]]] = {}
+        for partition, needs in sorted(self._needs.items()):
+            for group in needs:
+                groups.setdefault(group, {}).setdefault(partition.topic, []).append(partition.partition)
+        if self._note is None or groups == (self._noted or {}):
+            return
+        # This may be cancelled while the thread goes on. The next time writes again then.
+        self._noted = None
+        await asyncio.to_thread(self._note.write, groups)
+        self._noted = groups
 
     def _take(self, starts: Mapping[str, Mapping[TopicPartition, int]], asked_at: float) -> None:
         """Use what was asked for at *asked_at*, and keep for a while what is not needed any more."""

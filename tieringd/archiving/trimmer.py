@@ -52,9 +52,12 @@ DENIED_PAUSE_MS = 300_000
 """Pause after the broker refused a trim for good; an operator may grant the permission meanwhile."""
 SPACE_REQUEST_GOOD_MS = 600_000
 """
-How long a request for space counts. The space manager repeats it while the disk is full. A step that waits
-for hours must not trim then as if the disk still were: without waiting for replicas or for a user's deletion.
+How long a request for space counts, from when the disk was measured. The space manager repeats it while the
+disk is full. A step that waits for hours must not trim then as if the disk still were: without waiting for
+replicas or for a user's deletion.
 """
+PUT_OFF_MS = 60_000
+"""How long a trim that did not happen for a reason that passes waits, if nothing else brings another step."""
 STALE_SCAN_SECONDS = 60.0
 """
 How long after a trim older observations are not used for another trim: they show segments that are already
@@ -166,6 +169,7 @@ class Trimmer(PartitionLogger):
         "_steady_ms",
         "_trimmed_at",
         "held_bytes",
+        "is_put_off",
     )
 
     def __init__(
@@ -202,6 +206,8 @@ class Trimmer(PartitionLogger):
         self._is_current = is_current
         self.held_bytes = 0
         """Bytes that only share groups kept from the last trim."""
+        self.is_put_off = False
+        """Whether the last trim did not happen for a reason that passes by itself, as a broker's refusal."""
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf
@@ -211,9 +217,13 @@ class Trimmer(PartitionLogger):
         self._space_request: tuple[int, int] | None = None
         """The offset up to which the space manager asked for room, and until when that counts."""
 
-    def request_space(self, next_offset: int) -> None:
-        """Let the next trim take durable segments before *next_offset*, because the disk needs room."""
-        self._space_request = next_offset, self._steady_ms() + SPACE_REQUEST_GOOD_MS
+    def request_space(self, next_offset: int, *, age_ms: int = 0) -> None:
+        """
+        Let the next trim take durable segments before *next_offset*, because the disk needs room.
+
+        *age_ms* is how long ago the disk was measured.
+        """
+        self._space_request = next_offset, self._steady_ms() + SPACE_REQUEST_GOOD_MS - age_ms
 
     @property
     def cloud_gc_offset(self) -> int | None:
@@ -232,8 +242,10 @@ class Trimmer(PartitionLogger):
         self._forget_gone(seen)
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
-        if _lacks_head(seen):
-            return 0
+        self.is_put_off = False
+        return 0 if _lacks_head(seen) else await self._trim(manifest, seen)
+
+    async def _trim(self, manifest: PartitionManifest, seen: Observation) -> int:
         cloud_gc_offset = self.cloud_gc_offset
         wishes = TrimWishes(
             hint=manifest.allowed_local_start_offset,
@@ -251,7 +263,10 @@ class Trimmer(PartitionLogger):
         if plan.candidates:
             plan = await self._without_held(free, manifest, wishes, seen)
         proved = await self._prove(plan.candidates)
-        if not proved or not await self._is_current():
+        if not proved:
+            return 0
+        if not await self._is_current():
+            self.is_put_off = True
             return 0
         # The proof may take long, and a share group may have begun to read since.
         still_free = await self._without_held(free, manifest, wishes, seen)
@@ -261,6 +276,7 @@ class Trimmer(PartitionLogger):
         before_offset = proved[-1].next_offset
         is_stored_end = proved[-1].pieces[-1].next_offset == before_offset
         if not await self._record(before_offset, is_stored_end=is_stored_end):
+            self.is_put_off = True
             return 0
         segments = [candidate.local for candidate in proved]
         done = await self._let_go(seen, segments, before_offset=before_offset, is_urgent=is_urgent)
@@ -298,6 +314,7 @@ class Trimmer(PartitionLogger):
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
         if not await self._is_current():
+            self.is_put_off = True
             return 0
         closed = seen.log.closed_segments
         segments = [one for one in closed if log_start_offset < (one.next_offset or 0) <= before_offset]
@@ -325,11 +342,12 @@ class Trimmer(PartitionLogger):
                 needs_every_replica=seen.topic.may_elect_uncleanly and not is_urgent,
             )
         except BrokerDenied as error:
-            self._denied_until_ms = self._steady_ms() + DENIED_PAUSE_MS
+            self._denied_until_ms, self.is_put_off = self._steady_ms() + DENIED_PAUSE_MS, True
             self._count_failure(error)
             self._log.error("trim refused", before_offset=before_offset, error=str(error))
             return False
         except RetryableError as error:
+            self.is_put_off = True
             self._count_failure(error)
             if self._failure != str(error):
                 # Each observation tries again, so the same reason is logged once.
@@ -386,6 +404,7 @@ class Trimmer(PartitionLogger):
             else:
                 difference = await self._remote_log.local_difference(self._partition, local, candidate.pieces)
         except (LocalFileError, StorageUnavailable, ObjectNotFound) as error:
+            self.is_put_off = True
             self._log.warning("segment cannot be compared before a trim", error=str(error))
             return False
         if difference:

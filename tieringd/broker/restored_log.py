@@ -4,7 +4,8 @@ A partition's directory in the log directory of a stopped broker, made from an a
 The directory is built outside of the log directory, where Kafka would not start with it, on the same
 filesystem. When it is complete, one rename puts it in the place of the empty log of a topic that was
 created for it. Nothing here touches a log that holds a record. A crash at any point leaves the built
-files, and the next attempt continues with them.
+files, and the next attempt continues with them. A log that an earlier attempt has put in its place is
+compared with what this attempt would build, and nothing of it is written.
 
 The batches are the archived ones except for their leader epoch, which is the new cluster's first one,
 and for their producer ids, which are ids that no producer of the new cluster has
@@ -66,28 +67,41 @@ class RestoredLog:
         self.target = log_dir / self.name
         self._staging = staging.absolute()
         self._directory = staging / self.name
+        """Where the log is; in the log directory if an earlier attempt has put it there."""
         self._aside = staging / f"{self.name}.empty"
+        self._compared: set[int] = set()
+        """The base offsets of the files of a log in its place that are as this attempt would build them."""
 
     @property
     def topic_id(self) -> str:
         """Return the id that the new cluster gave the topic."""
         return read_topic_id(str(self.target if self.target.is_dir() else self._aside))
 
-    def begin(self) -> None:
+    @property
+    def _is_placed(self) -> bool:
+        return self._directory == self.target
+
+    def begin(self, segments: Sequence[RemoteSegment] = ()) -> None:
         """
-        Check that the partition can be restored, and make the directory to build in.
+        Check that *segments* can be restored, and make the directory to build in.
 
         Raises:
             ConfigError: As from `check`.
             LocalFileError: A directory cannot be made or read.
         """
-        self.check()
+        self.check(segments)
         with _translated(self._directory):
+            if self._looks_placed(segments):
+                self._directory = self.target
+            self._compared = set()
             self._directory.mkdir(parents=True, exist_ok=True)
 
-    def check(self) -> None:
+    def check(self, segments: Sequence[RemoteSegment] = ()) -> None:
         """
         Check that the place is free, and that a directory can be moved there. Leaves no files behind.
+
+        A place with files of just the names and sizes of *segments* counts as free: an earlier attempt has
+        put them there. `finish` has compared them.
 
         Raises:
             ConfigError: The log directory has no such partition, or records of it; or *staging* is on
@@ -101,7 +115,8 @@ class RestoredLog:
                 "the broker, and run this again",
             )
         with _translated(self.target):
-            self._require_free()
+            if not self._looks_placed(segments):
+                self._require_free()
         self._require_one_filesystem()
 
     def _require_one_filesystem(self) -> None:
@@ -136,10 +151,25 @@ class RestoredLog:
         for path in sorted(self.target.glob("*.log")) if self.target.is_dir() else ():
             # Preallocated files have a size before they have a record; a record is not all zeros.
             if path.stat().st_size and _has_data(path):
-                raise ConfigError(
-                    f"{path} holds records: a partition is restored only into an empty one",
-                    hint="Restore into another topic, or delete this one and create it again",
-                )
+                raise _not_free(path)
+
+    def _looks_placed(self, segments: Sequence[RemoteSegment]) -> bool:
+        """Say whether the place has the files of *segments*, and after them one that has no record yet."""
+        if not segments or not self.target.is_dir():
+            return False
+        sizes = [(path.name, path.stat().st_size) for path in sorted(self.target.glob("*.log"))]
+        wanted = [(encode_file_name(one.base_offset, LogFileKind.LOG), one.size_bytes) for one in segments]
+        return sizes[: len(wanted)] == wanted and len(sizes) > len(wanted) and sizes[-1][1] == 0
+
+    def _require_as_built(self, next_offset: int) -> None:
+        """Check that a log in its place has all files that were compared, and no other one with a record."""
+        found = {path.name: path.stat().st_size for path in sorted(self.target.glob("*.log"))}
+        last = encode_file_name(next_offset, LogFileKind.LOG)
+        wanted = {encode_file_name(one, LogFileKind.LOG) for one in self._compared} | {last}
+        for name in sorted(found.keys() ^ wanted):
+            raise _not_free(self.target / name)
+        if found[last]:
+            raise _not_free(self.target / last)
 
     def has(self, segment: RemoteSegment, epochs: Sequence[EpochStart]) -> bool:
         """
@@ -165,11 +195,22 @@ class RestoredLog:
                     return False
                 checksum = crc32c(held[:whole], checksum)
                 held = held[whole:]
-        return not held and checksum == segment.crc32c
+        is_right = not held and checksum == segment.crc32c
+        if is_right:
+            self._compared.add(segment.base_offset)
+        return is_right
 
     def open_segment(self, base_offset: int) -> SegmentWriter:
-        """Begin a segment's file."""
-        return SegmentWriter(self._path(base_offset, LogFileKind.LOG))
+        """
+        Begin a segment's file.
+
+        Raises:
+            ConfigError: The log is in its place already, and its file is another one.
+        """
+        path = self._path(base_offset, LogFileKind.LOG)
+        if self._is_placed:
+            raise _not_free(path)
+        return SegmentWriter(path)
 
     def write_indexes(
         self, segment: RemoteSegment, index: SegmentIndex, aborted: Iterable[AbortedTransaction]
@@ -177,8 +218,10 @@ class RestoredLog:
         """
         Write the broker's side files.
 
-        Those missing in the archive are built, with *aborted* transactions.
+        Those missing in the archive are built, with *aborted* transactions. A log in its place has them.
         """
+        if self._is_placed:
+            return
         indexes = whole_indexes(segment, index, aborted)
         for kind, data in (
             (LogFileKind.OFFSET_INDEX, indexes.offset_index),
@@ -210,11 +253,20 @@ class RestoredLog:
         Write control batches as a segment of their own after all others.
 
         *aborted* lists what they abort.
+
+        Raises:
+            ConfigError: The log is in its place already, and has something else there.
         """
+        path, data = self._path(base_offset, LogFileKind.LOG), b"".join(markers)
+        if self._is_placed:
+            if not path.is_file() or path.read_bytes() != data:
+                raise _not_free(path)
+            self._compared.add(base_offset)
+            return
         # Kafka takes an empty offset index for that of a short segment, and a missing one for damage.
         self._write_side_file(base_offset, LogFileKind.OFFSET_INDEX, b"")
         self._write_side_file(base_offset, LogFileKind.TRANSACTION_INDEX, aborted_index(aborted) or None)
-        _write_whole(self._path(base_offset, LogFileKind.LOG), b"".join(markers))
+        _write_whole(path, data)
 
     def _write_side_file(self, base_offset: int, kind: LogFileKind, data: bytes | None) -> None:
         path = self._path(base_offset, kind)
@@ -250,13 +302,19 @@ class RestoredLog:
         """
         Put the directory in the place of the empty one. New records get offsets from *next_offset* on.
 
-        It keeps the topic id that the broker's cluster assigned. All of it has one leader epoch.
+        It keeps the topic id that the broker's cluster assigned. All of it has one leader epoch. A log that
+        an earlier attempt has put in its place stays as it is.
 
         Raises:
-            ConfigError: The partition is not empty any more.
+            ConfigError: The partition is not empty any more, or is not what an earlier attempt has put there.
             LocalFileError: The disk refuses.
             CorruptDataError: The empty directory's own files cannot be read.
         """
+        if self._is_placed:
+            with _translated(self.target):
+                self._require_as_built(next_offset)
+                shutil.rmtree(self._aside, ignore_errors=True)
+            return
         bounds = [(segment.base_offset, segment.next_offset) for segment in segments]
         known = {base_offset for base_offset, _ in bounds} | {bounds[-1][1], next_offset}
         self._finish(known, bounds[0][0], next_offset)
@@ -374,6 +432,13 @@ class SegmentWriter:
         """Close the file, and remove it unless it is finished."""
         self._file.close()
         self._part.unlink(missing_ok=True)
+
+
+def _not_free(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} holds records: a partition is restored only into an empty one",
+        hint="Restore into another topic, or delete this one and create it again",
+    )
 
 
 def _has_data(path: Path) -> bool:

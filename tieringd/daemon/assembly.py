@@ -25,7 +25,7 @@ from tieringd.archiving.observer import Observer
 from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
-from tieringd.archiving.share_groups import ShareGroups
+from tieringd.archiving.share_groups import GroupsNote, ShareGroups
 from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.base import Broker
 from tieringd.broker.host_load import HostLoadReader
@@ -75,6 +75,7 @@ class ArchiverFactory:
             metrics=metrics,
             steady_ms=archive.clock.steady_ms,
             hold_ms=config.share_group_trim_hold_ms,
+            note=GroupsNote(config.state_directory / "share_groups.json"),
         )
         self._metrics = metrics
         self._archive = archive

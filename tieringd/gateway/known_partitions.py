@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import LogBounds, TopicIdPartition
 from tieringd.policies.pinning import Pin
+
+FORGOTTEN_AFTER_SECONDS: Final = 3600.0
+"""How long a partition may not be readable before a deletion that was noted of it is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,48 @@ class KnownPartitions(Protocol):
 
     async def close(self) -> None:
         """End the questions that are under way."""
+
+
+class NotedDeletions:
+    """
+    What clients of the port have deleted since the start of the daemon.
+
+    A scan may miss a partition for a moment, as when its log directory cannot be read. So a deletion counts
+    until its partition has not been readable for an hour.
+    """
+
+    def __init__(
+        self, noted: Mapping[TopicIdPartition, tuple[RecordDeletion, ...]], *, now: Callable[[], float]
+    ) -> None:
+        """Begin with *noted*; *now* is a monotonic clock in seconds."""
+        self._noted = dict(noted)
+        self._now = now
+        self._absent_since: dict[TopicIdPartition, float] = {}
+
+    def __contains__(self, partition: TopicIdPartition) -> bool:
+        return partition in self._noted
+
+    @property
+    def all(self) -> Mapping[TopicIdPartition, tuple[RecordDeletion, ...]]:
+        """Return the deletions of each partition."""
+        return self._noted
+
+    def of(self, partition: TopicIdPartition) -> tuple[RecordDeletion, ...]:
+        """Return the deletions of one partition."""
+        return self._noted.get(partition, ())
+
+    def add(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
+        """Note one more deletion."""
+        self._noted[partition] = with_noted(self.of(partition), deletion)
+
+    def keep(self, readable: Container[TopicIdPartition]) -> None:
+        """Forget what has not been *readable* for long."""
+        now = self._now()
+        for partition in tuple(self._noted):
+            if partition in readable:
+                self._absent_since.pop(partition, None)
+            elif now - self._absent_since.setdefault(partition, now) >= FORGOTTEN_AFTER_SECONDS:
+                del self._noted[partition], self._absent_since[partition]
 
 
 def hidden_in(manifest: PartitionManifest, noted: tuple[RecordDeletion, ...]) -> int:

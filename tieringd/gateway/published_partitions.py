@@ -23,13 +23,13 @@ from uuid import UUID
 
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.gateway.known_partitions import (
+    NotedDeletions,
     PartitionName,
     PublishedNames,
     ReadablePartition,
     hidden_at_most,
     hidden_in,
     name_of,
-    with_noted,
 )
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
@@ -96,7 +96,7 @@ class PublishedPartitions:
         self._seen: set[PartitionName] = set()
         self._by_name: dict[PartitionName, TopicIdPartition] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
-        self._deletions = dict(deletions)
+        self._deletions = NotedDeletions(deletions, now=now)
         self._answers: OrderedDict[PartitionName, _Answer] = OrderedDict()
         self._kept: OrderedDict[TopicIdPartition, _Kept] = OrderedDict()
         self._questions: SingleFlight[PartitionName, _Answer] = SingleFlight(
@@ -123,13 +123,13 @@ class PublishedPartitions:
         readable = dict.fromkeys(by_name.values())
         if readable.keys() != self._readable.keys():
             self._readable = readable
-        self._deletions = {one: noted for one, noted in self._deletions.items() if one in readable}
+        self._deletions.keep(readable)
         for gone in [one for one in self._kept if one not in readable]:
             del self._kept[gone]
 
     def hide(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
         """Hide what a client of the port has deleted."""
-        self._deletions[partition] = with_noted(self._deletions.get(partition, ()), deletion)
+        self._deletions.add(partition, deletion)
 
     def may_have(self, topic: str | UUID, number: int) -> bool:
         """See `KnownPartitions`."""
@@ -152,11 +152,11 @@ class PublishedPartitions:
     def deleted_before(self, partition: TopicIdPartition) -> int:
         """See `KnownPartitions`."""
         kept = self._kept.get(partition)
-        return 0 if kept is None else hidden_in(kept.manifest, self._deletions.get(partition, ()))
+        return 0 if kept is None else hidden_in(kept.manifest, self._deletions.of(partition))
 
     def may_be_deleted_before(self, partition: TopicIdPartition) -> int:
         """See `KnownPartitions`. Only the manifests that were read last are known."""
-        noted = self._deletions.get(partition, ())
+        noted = self._deletions.of(partition)
         return self.deleted_before(partition) if partition in self._kept else hidden_at_most(noted)
 
     async def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
@@ -173,7 +173,7 @@ class PublishedPartitions:
         """Have the daemon record the deletion: it alone writes to the bucket."""
         partition = found.manifest.partition
         manifest = await self._daemon.ask("record_deletion", partition, deletion)
-        hidden = hidden_in(manifest, self._deletions.get(partition, ()))
+        hidden = hidden_in(manifest, self._deletions.of(partition))
         return replace(found, manifest=manifest, deleted_before=hidden)
 
     async def find(
@@ -237,7 +237,7 @@ class PublishedPartitions:
 
     def _without_deleted(self, found: ReadablePartition | None) -> ReadablePartition | None:
         """Return *found* without what was deleted since the daemon told it."""
-        noted = None if found is None else self._deletions.get(found.manifest.partition)
-        if found is None or noted is None:
+        noted = () if found is None else self._deletions.of(found.manifest.partition)
+        if found is None or not noted:
             return found
         return replace(found, deleted_before=max(found.deleted_before, hidden_in(found.manifest, noted)))

@@ -46,6 +46,7 @@ from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.gateway.current_bounds import CurrentBounds
 from tieringd.gateway.known_partitions import (
     KnownPartitions,
+    NotedDeletions,
     PartitionName,
     PublishedNames,
     ReadablePartition,
@@ -53,7 +54,6 @@ from tieringd.gateway.known_partitions import (
     hidden_at_most,
     hidden_in,
     name_of,
-    with_noted,
 )
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -122,7 +122,7 @@ class ReadablePartitions:
         """The last leader epoch under which the broker was seen to lead each readable partition."""
         self._pins: dict[TopicIdPartition, tuple[Pin, ...]] = {}
         self._manifest_reads: dict[TopicIdPartition, _ManifestRead] = {}
-        self._deletions: dict[TopicIdPartition, tuple[RecordDeletion, ...]] = {}
+        self._deletions = NotedDeletions({}, now=now)
         self._unseen_until: dict[PartitionName, float] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
 
@@ -157,7 +157,7 @@ class ReadablePartitions:
         """See `KnownPartitions`."""
         if self._known_manifest(partition) is not None:
             return self.deleted_before(partition)
-        return hidden_at_most(self._deletions.get(partition, ()))
+        return hidden_at_most(self._deletions.of(partition))
 
     def _known_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
         manifest = self.last_manifest(partition)
@@ -171,16 +171,16 @@ class ReadablePartitions:
 
     def hide(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
         """Hide what *deletion* deletes, from now on until this process ends."""
-        self._deletions[partition] = with_noted(self._deletions.get(partition, ()), deletion)
+        self._deletions.add(partition, deletion)
 
     @property
     def noted_deletions(self) -> Mapping[TopicIdPartition, tuple[RecordDeletion, ...]]:
         """Return what clients of the gateway have deleted since the start."""
-        return self._deletions
+        return self._deletions.all
 
     def _hidden_in(self, manifest: PartitionManifest, partition: TopicIdPartition) -> int:
         """Return the offset before which *manifest* has deleted records: recorded ones and noted ones."""
-        return hidden_in(manifest, self._deletions.get(partition, ()))
+        return hidden_in(manifest, self._deletions.of(partition))
 
     async def leader_epoch(self, topic: str | UUID, number: int) -> int | None:
         """
@@ -365,7 +365,7 @@ class ReadablePartitions:
         led = {one: leadership.leader_epoch for one, leadership in self._leaderships.items()}
         self._last_led = {one: epoch for one, epoch in (self._last_led | led).items() if one in readable}
         self._manifest_reads = {one: read for one, read in self._manifest_reads.items() if one in readable}
-        self._deletions = {one: noted for one, noted in self._deletions.items() if one in readable}
+        self._deletions.keep(readable)
         now = self._now()
         self._unseen_until = {
             one: until for one, until in self._unseen_until.items() if until > now and one not in self._seen

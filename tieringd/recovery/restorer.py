@@ -4,7 +4,8 @@ Restore partitions from the archive into the log directory of a stopped broker.
 Offsets, timestamps and transactions stay the same. Leader epochs belong to the leaders of the old
 cluster, and begin anew. Producers get ids that the new cluster never assigns
 (`formats.restored_batches`). Every batch's CRC and every object's checksum is checked on the way. Files
-that an interrupted attempt left are checked too, and are not fetched again if they are right.
+that an interrupted attempt left, also in their place, are checked too, and are not fetched again if they are
+right.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Restorer:
             ObjectNotFound: An object was deleted.
             LocalFileError: The disk refuses the files.
         """
-        await asyncio.to_thread(target.begin)
+        await asyncio.to_thread(target.begin, plan.segments)
         records = found = 0
         aborted: tuple[AbortedTransaction, ...] = ()
         for segment in plan.segments:

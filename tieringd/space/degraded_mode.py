@@ -9,6 +9,9 @@ held back releases them (`space.producer_brake`).
 The board in the bucket holds the disk state of each broker. A state counts while it is fresh: its own
 timestamp is recent, or this daemon saw it change a short time ago. The second rule accepts a peer whose
 clock is wrong. The first rule drops a peer that died long ago. A state that is not fresh is unknown.
+
+While the bucket does not answer, this broker's own disks count, and what is still fresh of its peers. So the
+gateway refuses writes, or takes them again, also then. Quotas stay as they are: no change can be recorded.
 """
 
 from __future__ import annotations
@@ -120,6 +123,10 @@ class DiskStateBoard:
         for node_id, info in seen.items():
             await self._read(node_id, info)
         self._peers = {node_id: self._peers[node_id] for node_id in seen if node_id in self._peers}
+        return BoardView(self.known_states(own), quotas_version)
+
+    def known_states(self, own: DiskState | None) -> dict[int, DiskState]:
+        """Return what is known of every broker without asking the bucket; *own* is the state of this one."""
         states = {
             node_id: peer.published.state
             for node_id, peer in self._peers.items()
@@ -127,7 +134,7 @@ class DiskStateBoard:
         }
         if own is not None:
             states[self.node_id] = own
-        return BoardView(states, quotas_version)
+        return states
 
     async def _read(self, node_id: int, info: ObjectInfo) -> None:
         known = self._peers.get(node_id)
@@ -235,8 +242,13 @@ class DegradedMode:
         if self._parts is None:
             self._parts = await self._connect()
         board, brake = self._parts.board, self._parts.brake
-        await board.publish(own)
-        view = await board.read_board(own)
+        try:
+            await board.publish(own)
+            view = await board.read_board(own)
+        except TieringError:
+            # A disk fills up while the store is away. The gateway's refusal needs no record in the bucket.
+            self._tell(degraded_nodes(board.known_states(own)))
+            raise
         self._tell(degraded_nodes(view.states))
         try:
             await brake.refresh(view.quotas_version)

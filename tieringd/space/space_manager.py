@@ -184,7 +184,7 @@ class SpaceManager:
         """Use *config* from the next round on; the log directories stay as they were."""
         self._config = config
         if not config.space_management_enable:
-            self.reports = ()
+            self._forget()
             self._tell_cache(None)
 
     async def run(self) -> None:
@@ -195,13 +195,23 @@ class SpaceManager:
             if self._config.space_management_enable:
                 await self.step()
             else:
+                # A round that was under way may have published since.
+                self._forget()
                 self._metrics.health.loop_succeeded("space")
+
+    def _forget(self) -> None:
+        """Forget what was measured and planned: nobody looks any more whether it still holds."""
+        self.reports = ()
+        self._short.clear()
+        self._metrics.space.forget()
 
     async def step(self) -> tuple[SpaceReport, ...]:
         """Measure, plan and ask the archivers; return the reports. Empty before the first scan."""
         snapshot = self._reconciler.snapshot
         if snapshot is None:
             return ()
+        # Before the measurement: this process may stand still anywhere after it.
+        measured_at = asyncio.get_running_loop().time()
         try:
             uses = await asyncio.to_thread(self._measure, self._log_dirs)
         except OSError as error:
@@ -215,7 +225,7 @@ class SpaceManager:
                 continue
             plan = await self._plan(snapshot, space) if space.log_excess_bytes else None
             if plan is not None:
-                self._act(snapshot, space, plan)
+                self._act(snapshot, space, plan, measured_at=measured_at)
             self._publish(space, plan)
             reports.append(SpaceReport(space, plan))
         self._metrics.health.loop_succeeded("space")
@@ -242,12 +252,15 @@ class SpaceManager:
             else "the archiver of the partition has not started, or has stopped"
         )
 
-    def _act(self, snapshot: BrokerSnapshot, space: DiskSpace, plan: SpacePlan) -> None:
+    def _act(
+        self, snapshot: BrokerSnapshot, space: DiskSpace, plan: SpacePlan, *, measured_at: float
+    ) -> None:
         offsets = plan.cloud_gc_offsets()
+        age_ms = round((asyncio.get_running_loop().time() - measured_at) * 1000)
         for leadership in snapshot.wanted:
             next_offset = offsets.get(leadership.partition.topic_partition)
             if next_offset is not None:
-                self._reconciler.request_space(leadership, next_offset)
+                self._reconciler.request_space(leadership, next_offset, age_ms=age_ms)
         if plan.cursor is not None:
             self._cursors[space.filesystem] = plan.cursor
         for phase in plan.phases:

@@ -17,6 +17,8 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
+from tieringd.archiving.trimmer import DENIED_PAUSE_MS, PUT_OFF_MS
+from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_plan import UploadLimits
 
@@ -125,6 +127,28 @@ async def test_time_that_has_come_wakes_the_archivers(daemon, store):
         assert set(partitions) == {0, 1, 2}
         after = daemon.reconciler.archiver(Leadership(daemon.writers[0].identified, 0)).manifest
         assert before != after == stored_manifest(store, daemon.writers[0])
+
+
+@virtually
+@pytest.mark.parametrize(
+    ("error", "passed_ms"), [(BrokerUnavailable("away"), PUT_OFF_MS), (BrokerDenied("no"), DENIED_PAUSE_MS)]
+)
+async def test_trim_that_failed_is_tried_again_though_nothing_changes(daemon, error, passed_ms):
+    """The reason may have passed: a replica is in sync again, or an operator has granted a permission."""
+    async with daemon.running():
+        seldom = daemon.config.model_copy(update={"archive_delete_delay_ms": 3_600_000})
+        daemon.reconciler.set_config(seldom, UploadLimits())
+        await settled(daemon)
+        daemon.broker.fail_next("trim", error)
+        daemon.broker.configs["orders"] = {"storage.mode": "cloud"}
+        await daemon.round()
+        assert [writer.log_start_offset for writer in daemon.writers].count(0) == 1
+        pace = next(daemon.reconciler.archived())[2].topic.retention_pace
+        assert passed_ms < pace.edits_interval_ms
+        daemon.clock.now_ms += passed_ms
+        await daemon.round()
+        assert [writer.log_start_offset for writer in daemon.writers] == [3, 3, 3]
+        await settled(daemon)
 
 
 @virtually

@@ -11,9 +11,11 @@ from tieringd.archiving.share_groups import (
     FAILED_PAUSE_SECONDS,
     FORGET_AFTER_SECONDS,
     FRESH_SECONDS,
+    GroupsNote,
     ShareGroups,
 )
 from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.metrics import Metrics
 from tieringd.policies.trim_target import ShareGroupHold
 
 HOLD_MS = 1_000_000
@@ -157,6 +159,71 @@ async def test_groups_that_were_there_are_asked_for_by_name(held, broker, writer
         await held()
         clock.now_ms += int(FRESH_SECONDS * 1000)
     assert asked == [set(), {"work"}]
+
+
+@pytest.fixture
+def restarted(tmp_path, broker, clock, metrics, writer):
+    """Give a function that returns what is held of the partition by a daemon that starts now."""
+    note = GroupsNote(tmp_path / "share_groups.json")
+
+    async def held_by_a_new_process():
+        groups = ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=HOLD_MS, note=note)
+        return await groups.hold(writer.name, now_ms=HOLD_MS)
+
+    return held_by_a_new_process
+
+
+async def test_groups_of_the_process_before_are_asked_for_by_name(restarted, broker, writer):
+    """A daemon may start while the coordination of a group moves, and no broker lists the group."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    assert (await restarted()).offset == 10
+    starts = broker.share_group_starts
+
+    async def moving(*, known):
+        if known:
+            raise BrokerUnavailable(f"no broker coordinates {sorted(known)}")
+        return {}
+
+    broker.share_group_starts = moving
+    assert "no broker coordinates ['work']" in (await restarted()).because
+    broker.share_group_starts = starts
+    assert (await restarted()).offset == 10
+
+
+async def test_group_of_the_process_before_is_forgotten_in_time(restarted, tmp_path, broker, writer, clock):
+    """Its coordinator may say that it is gone, and then the partition is held for a while, and no other."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    groups = ShareGroups(
+        broker, metrics=Metrics(), steady_ms=clock, hold_ms=HOLD_MS, note=GroupsNote(tmp_path / "note.json")
+    )
+    await groups.hold(writer.name, now_ms=HOLD_MS)
+    broker.share_groups = {}
+    groups = ShareGroups(
+        broker, metrics=Metrics(), steady_ms=clock, hold_ms=HOLD_MS, note=GroupsNote(tmp_path / "note.json")
+    )
+    assert (await groups.hold(writer.name, now_ms=HOLD_MS)).offset == 0
+    assert await groups.hold(writer.name._replace(partition=9), now_ms=HOLD_MS) is None
+    clock.now_ms += int(FORGET_AFTER_SECONDS * 1000)
+    assert await groups.hold(writer.name, now_ms=HOLD_MS) is None
+    assert GroupsNote(tmp_path / "note.json").read() == {}
+
+
+@pytest.mark.parametrize("note", ["", "{", '{"version": 2}', '{"version": 1, "groups": {"work": 7}}'])
+async def test_note_that_cannot_be_used_is_said_and_left_alone(restarted, tmp_path, broker, writer, note):
+    """The brokers tell nearly always."""
+    (tmp_path / "share_groups.json").write_text(note)
+    broker.share_groups = {"work": {writer.name: 10}}
+    with capture_logs() as lines:
+        assert (await restarted()).offset == 10
+    assert [one["event"] for one in lines] == ["note of share groups is not used"]
+    assert GroupsNote(tmp_path / "share_groups.json").read() == {"work": {"orders": [0]}}
+
+
+async def test_note_that_cannot_be_written_holds_nothing_up(restarted, tmp_path, broker, writer):
+    """The disk of the state directory may be full."""
+    (tmp_path / "share_groups.json").mkdir()
+    broker.share_groups = {"work": {writer.name: 10}}
+    assert (await restarted()).offset == 10
 
 
 async def test_without_a_time_to_hold_nothing_is_asked(held, groups, broker, writer):

@@ -30,8 +30,8 @@ class Place:
     def __init__(self, root):
         self.root = root
         self.archive = root / "archive"
-        for number in range(PARTITIONS):
-            writer = LogWriter(root / "old", "orders", number)
+        self.old = [LogWriter(root / "old", "orders", number) for number in range(PARTITIONS)]
+        for writer in self.old:
             for _ in range(4):
                 writer.closed_segment()
         self.config = write_config(
@@ -101,6 +101,30 @@ def test_missing_object_is_found_before_anything_is_restored(place):
     with pytest.raises(ObjectNotFound):
         place.recover()
     assert place.restored(0)
+
+
+@pytest.mark.parametrize("has_transaction", [False, True])
+def test_run_that_ended_between_two_partitions_is_gone_on_with(place, has_transaction):
+    """The partitions that it has put in their place are checked, and stay as they are."""
+    if has_transaction:
+        writer = place.old[0]
+        writer.append(b"x", producer_id=7), writer.roll(), writer.commit(7)
+        assert tieringd("run", "--once", "--config", place.config).exit_code == 0
+    lost = place.object_of(1, "9-11-*.log")
+    data = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(ObjectNotFound):
+        place.recover()
+    before = files_below(place.logs / "orders-0")
+    assert place.restored(0)
+    lost.write_bytes(data)
+    code, rows = place.recover()
+    assert code == 0
+    assert [rows[number]["found_segments"] for number in range(PARTITIONS)] == [4 + has_transaction, 3, 0]
+    assert [rows[number]["records"] for number in range(PARTITIONS)] == [12 + has_transaction, 12, 12]
+    assert rows[0]["ended_transactions"] == has_transaction
+    assert files_below(place.logs / "orders-0") == before
+    assert all(map(place.restored, range(PARTITIONS)))
 
 
 def test_only_the_newest_segments_are_checked(place):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import RetryableError
-from tieringd.gateway.known_partitions import PublishedNames, TopicNames
+from tieringd.gateway.known_partitions import FORGOTTEN_AFTER_SECONDS, PublishedNames, TopicNames
 from tieringd.gateway.published_partitions import KEPT_MAX, FoundPartition, PublishedPartitions
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
@@ -192,3 +192,20 @@ async def test_deletion_counts_for_a_partition_whose_manifest_was_forgotten():
         await known.find("orders", number)
     known.hide(ORDERS, RecordDeletion(30, 3))
     assert known.may_be_deleted_before(ORDERS) == 30
+
+
+@virtually
+async def test_deletion_of_a_partition_that_is_gone_is_forgotten_in_time():
+    """Topics come and go, so memory would grow. A partition that comes back in time has its deletion."""
+    known = worker_of(FakeDaemon())
+    without = PublishedNames("c", NAMES.topics[1:])
+    known.hide(ORDERS, RecordDeletion(30, 3))
+    for names, seconds, hidden in (
+        (without, FORGOTTEN_AFTER_SECONDS - 1, 30),
+        (NAMES, FORGOTTEN_AFTER_SECONDS, 30),
+        (without, FORGOTTEN_AFTER_SECONDS, 30),
+        (without, 0, 0),
+    ):
+        known.set_names(names)
+        assert known.may_be_deleted_before(ORDERS) == hidden
+        await asyncio.sleep(seconds)

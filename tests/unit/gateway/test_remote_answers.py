@@ -496,6 +496,28 @@ async def test_deletion_that_the_bucket_does_not_have_is_an_error(tmp_path, stor
 
 
 @virtually
+async def test_deletion_is_not_forgotten_when_a_scan_misses_the_partition(tmp_path, store, writers):
+    """A log directory that cannot be read for a moment, or a partition that is being moved, is seen again."""
+    writer = writers[0]
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        store.fail_next("put", lambda: StorageUnavailable("away"))
+        assert isinstance((await behind.deleted({key: 3}))[key], StorageUnavailable)
+        elsewhere = writer.path.with_name("elsewhere")
+        writer.path.rename(elsewhere)
+        await daemon.round()
+        await daemon.round()
+        assert behind.partitions.identified(*key) is None
+        elsewhere.rename(writer.path)
+        await daemon.round()
+        await daemon.round()
+        assert behind.partitions.identified(*key) is not None
+        assert await behind.fetch(1) == {}
+
+
+@virtually
 async def test_deletion_of_a_partition_that_is_not_archived_any_more_is_recorded(tmp_path, store, writers):
     """No archiver of this daemon commits to its manifest; the epoch is the manifest's own."""
     writer = writers[0]

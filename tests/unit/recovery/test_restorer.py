@@ -258,6 +258,34 @@ async def test_log_with_records_is_never_replaced(writer, archive, site):
     assert files_of(site.place) == {f"{0:020d}.log": site.log.data_of(0)}
 
 
+@pytest.mark.parametrize("change", ["none", "new record", "of a batch", "of the marker", "a file more"])
+async def test_log_that_an_earlier_attempt_has_placed_is_compared(writer, archive, site, change):
+    """A log that an earlier attempt has put in its place is taken as it is if it is right, or refused."""
+    writer.closed_segment()
+    writer.append(b"in", producer_id=7)
+    end = writer.roll()
+    writer.commit(7)
+    manifest = await archived(writer, archive)
+    first = await site.restore(manifest)
+    name, add = {
+        "none": (f"{0:020d}.log", b""),
+        "new record": (f"{end + 1:020d}.log", b"record"),
+        "of a batch": (f"{0:020d}.log", b"?"),
+        "of the marker": (f"{end:020d}.log", b"?"),
+        "a file more": (f"{end + 2:020d}.log", b""),
+    }[change]
+    path = site.place / name
+    data = path.read_bytes() if path.exists() else b""
+    path.write_bytes(data[: len(data) - len(add)] + add)
+    before = {one.name: one.read_bytes() for one in site.place.iterdir()}
+    if change == "none":
+        assert await site.restore(manifest) == replace(first, found_segments=2)
+    else:
+        with pytest.raises(ConfigError, match="holds records"):
+            await site.restore(manifest)
+    assert {one.name: one.read_bytes() for one in site.place.iterdir()} == before
+
+
 async def test_partition_that_the_broker_does_not_know_is_refused(writer, archive, site, tmp_path):
     """Kafka would take its directory for a stray one, and set it aside."""
     writer.closed_segment()

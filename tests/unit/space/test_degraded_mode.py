@@ -38,7 +38,7 @@ OK, LOW, DEGRADED = DiskState
 class Node:
     """One broker with its daemon: its disk is as a test says."""
 
-    def __init__(self, node_id, store, quotas, *, wire=None, holds_back=True):
+    def __init__(self, node_id, store, quotas, *, wire=None, holds_back=True, refuses=False):
         self.node_id = node_id
         self.state = OK
         self.metrics = Metrics()
@@ -48,7 +48,7 @@ class Node:
         self.mode = DegradedMode(
             self.connect,
             own_state=lambda: self.state,
-            settings=DegradedSettings(holds_back=holds_back, rate=RATE),
+            settings=DegradedSettings(holds_back=holds_back, rate=RATE, refuses=refuses),
             metrics=self.metrics,
         )
 
@@ -291,6 +291,43 @@ async def test_unreachable_bucket_or_broker_leaves_quotas_as_they_are(store, quo
         assert quotas == BEFORE
         await asyncio.sleep(INTERVAL_SECONDS)
         assert quotas == LOWERED
+
+
+def be_away(store):
+    """Let the store refuse every request from now on."""
+    for operation in ("put", "list_page", "get"):
+        store.fail_next(operation, lambda: StorageUnavailable("away"), times=10_000)
+
+
+@pytest.mark.looptime
+async def test_gateway_refuses_writes_to_a_full_disk_while_the_store_is_away(store, quotas):
+    """A store that is away is why the disk fills up, and what this broker's disk is like needs no store."""
+    node = Node(1, store, quotas, refuses=True)
+    async with running(node):
+        await asyncio.sleep(1)
+        be_away(store)
+        node.become(DEGRADED)
+        await asyncio.sleep(INTERVAL_SECONDS)
+        assert node.mode.is_refusing
+        assert (node.shown("degraded_brokers"), quotas) == (1, BEFORE)
+        node.become(OK)
+        await asyncio.sleep(INTERVAL_SECONDS)
+        assert not node.mode.is_refusing
+
+
+@pytest.mark.looptime
+async def test_peer_that_was_degraded_is_unknown_when_the_store_was_away_for_long(store, quotas):
+    """What a peer published counts for as long as when the store answers."""
+    node, peer = Node(1, store, quotas, refuses=True), Node(2, store, quotas)
+    peer.state = DEGRADED
+    await peer.mode.step()
+    async with running(node):
+        await asyncio.sleep(1)
+        be_away(store)
+        await asyncio.sleep(STALE_SECONDS - 3 * INTERVAL_SECONDS)
+        assert node.mode.is_refusing
+        await asyncio.sleep(5 * INTERVAL_SECONDS)
+        assert not node.mode.is_refusing
 
 
 @pytest.mark.looptime

@@ -124,6 +124,26 @@ async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manage
         assert on_disk(writers) == [SEGMENTS] * 3
 
 
+@virtually
+async def test_disk_that_was_measured_long_ago_needs_no_room_now(daemon, manager, writers, disk):
+    """A process that stood still since then asks for nothing: the disk may have room again."""
+
+    def slowly(paths):
+        asyncio.get_running_loop().pass_time(3600)
+        return disk.measured(paths)
+
+    async with daemon.running():
+        disk.shrink_by(segment_bytes(writers[0]) * 2)
+        disk.measure = slowly
+        await manager.step()
+        await settle()
+        assert on_disk(writers) == [SEGMENTS + 1] * 3
+        disk.measure = disk.measured
+        await manager.step()
+        await settle()
+        assert sum(on_disk(writers)) == 3 * (SEGMENTS + 1) - 2
+
+
 async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, archive):
     """The published hint may lag behind an enforced target, so it bounds the first phase only."""
     ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
@@ -241,6 +261,22 @@ async def test_management_can_be_switched_off(daemon, manager, writers, disk):
         await asyncio.sleep(40)
         assert on_disk(writers) == [1, 1, 1]
         running.cancel()
+
+
+@virtually
+async def test_disk_that_was_short_is_not_shown_as_short_when_management_is_switched_off(
+    daemon, manager, disk, writers
+):
+    """Nothing would ever take the figures back, and an alert rests on one."""
+    log_dir = str(daemon.config.broker.log_dirs[0])
+    writers[0].append(b"of the active segment")
+    async with daemon.running():
+        disk.shrink_by(disk.used_bytes() - 1)
+        await manager.step()
+        assert daemon.value("tieringd_space_short_bytes", log_dir=log_dir) > 0
+        manager.set_config(daemon.config.model_copy(update={"space_management_enable": False}))
+        for name in ("short_bytes", "log_bytes", "log_area_bytes"):
+            assert daemon.value(f"tieringd_space_{name}", log_dir=log_dir) is None
 
 
 @virtually

@@ -135,12 +135,12 @@ def _planned(manifest: PartitionManifest, asked: DirectoryRecovery, findings: Fi
 
 def _places_of(topic: ArchivedTopic, asked: DirectoryRecovery) -> set[str]:
     """Check that a topic's partition directories can be replaced; return the topic ids in their metadata."""
-    targets = [
-        RestoredLog(asked.log_dir, asked.staging, one.partition.topic_partition) for one in topic.partitions
-    ]
-    for target in targets:
-        target.check()
-    return {target.topic_id for target in targets}
+    topic_ids: set[str] = set()
+    for one in topic.partitions:
+        target = RestoredLog(asked.log_dir, asked.staging, one.partition.topic_partition)
+        target.check(() if asked.is_shallow else plan_restore(one, asked.limits).segments)
+        topic_ids.add(target.topic_id)
+    return topic_ids
 
 
 def _require_one_id(topic: ArchivedTopic, topic_ids: set[str], asked: DirectoryRecovery) -> None:
