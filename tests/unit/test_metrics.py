@@ -435,3 +435,29 @@ def test_forgotten_topic_leaves_no_series_of_any_counter():
     topics = [dict(labels)["topic"] for _, labels in samples(metrics) if "topic" in dict(labels)]
     assert len(counters) > 15
     assert set(topics) == {"kept"}
+
+
+def test_totals_do_not_fall_when_a_topic_is_forgotten():
+    """A total that falls would look like a restart, and rules would count what is left as new."""
+    metrics = Metrics()
+    counters = topic_counters(metrics)
+    for counter in counters:
+        for topic, count in (("gone", 5), ("kept", 3)):
+            labels = {"topic": topic} | dict.fromkeys(labels_of(counter) - {"topic"}, "BrokerDenied")
+            counter.labels(**labels).inc(count)
+    before = totals_of(metrics)
+    assert before["tieringd_daemon_archive_gaps_total"] == before["tieringd_daemon_trims_denied_total"] == 8
+    metrics.forget_topic("gone")
+    assert totals_of(metrics) == before
+    metrics.gaps.labels("gone").inc()
+    metrics.forget_topic("gone")
+    assert totals_of(metrics)["tieringd_daemon_archive_gaps_total"] == 9
+
+
+def totals_of(metrics: Metrics) -> dict[str, float]:
+    """Return the counters of the default page that sum up counters of topics, under both kinds of names."""
+    return {
+        name: value
+        for (name, labels), value in samples(metrics).items()
+        if name.startswith(("tieringd_daemon_", "redpanda_cloud_storage_")) and not labels
+    }
