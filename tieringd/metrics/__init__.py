@@ -162,14 +162,19 @@ class SpaceMetrics:
             ("phase",),
             registry=registry,
         )
-        self.all = (
+        self._gauges = (
             self.log_bytes,
             self.log_area_bytes,
             self.cache_bytes,
             self.cache_area_bytes,
             self.short_bytes,
-            self.planned_bytes,
         )
+        self.all = (*self._gauges, self.planned_bytes)
+
+    def forget(self) -> None:
+        """Drop the figures of all filesystems: the space manager is switched off."""
+        for each in self._gauges:
+            each.clear()
 
 
 class CacheMetrics:

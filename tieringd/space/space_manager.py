@@ -184,8 +184,7 @@ class SpaceManager:
         """Use *config* from the next round on; the log directories stay as they were."""
         self._config = config
         if not config.space_management_enable:
-            self.reports = ()
-            self._tell_cache(None)
+            self._rest()
 
     async def run(self) -> None:
         """Do a round every interval, until cancelled."""
@@ -195,7 +194,16 @@ class SpaceManager:
             if self._config.space_management_enable:
                 await self.step()
             else:
+                # Again: a round may have been under way when it was switched off.
+                self._rest()
                 self._metrics.health.loop_succeeded("space")
+
+    def _rest(self) -> None:
+        """Forget what was measured: nobody keeps it up to date, and a shortage would be one for ever."""
+        self.reports = ()
+        self._short.clear()
+        self._metrics.space.forget()
+        self._tell_cache(None)
 
     async def step(self) -> tuple[SpaceReport, ...]:
         """Measure, plan and ask the archivers; return the reports. Empty before the first scan."""

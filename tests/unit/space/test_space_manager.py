@@ -244,6 +244,34 @@ async def test_management_can_be_switched_off(daemon, manager, writers, disk):
 
 
 @virtually
+async def test_figures_of_the_areas_end_with_the_management(daemon, manager, writers, disk, told):
+    """A shortage that nobody measures any more is no alert, also where a round was under way."""
+    log_dir, cache_dir = str(daemon.config.broker.log_dirs[0]), str(daemon.config.cache_directory)
+    off = daemon.config.model_copy(update={"space_management_enable": False})
+    loop = asyncio.get_running_loop()
+
+    def switched_off(paths):
+        loop.call_soon_threadsafe(manager.set_config, off)
+        return disk.measured(paths)
+
+    async with daemon.running():
+        for writer in writers:
+            writer.closed_segment()
+        disk.total_bytes = 100
+        await manager.step()
+        assert daemon.value("tieringd_space_short_bytes", log_dir=log_dir) > 0
+        disk.measure = switched_off
+        running = asyncio.create_task(manager.run())
+        await asyncio.sleep(90)
+        running.cancel()
+    for name in ("log_bytes", "log_area_bytes", "short_bytes"):
+        assert daemon.value(f"tieringd_space_{name}", log_dir=log_dir) is None
+    for name in ("cache_bytes", "cache_area_bytes"):
+        assert daemon.value(f"tieringd_space_{name}", directory=cache_dir) is None
+    assert (manager.reports, told[-1]) == ((), None)
+
+
+@virtually
 async def test_log_directory_that_cannot_be_measured_is_said_and_skipped(daemon, manager, disk):
     """The next round tries again."""
 
