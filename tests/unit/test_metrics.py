@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -124,6 +125,16 @@ def test_text_of_the_partitions_is_what_the_library_would_write():
 
     assert parsed(text) == parsed(generate_latest(registry).decode())
     assert 'tieringd_seconds_to_loss{partition="12",topic="orders"} +Inf' in text
+
+
+@pytest.mark.parametrize("page", ["deploy/prometheus/scrape_partitions.yml", "docs/metrics.md"])
+def test_number_of_series_of_a_partition_is_told_to_who_scrapes_them(page):
+    """A scrape with more samples than its limit is refused as a whole."""
+    text = (Path(__file__).parents[2] / page).read_text()
+    assert f"{len(SERIES)} series for each partition" in text
+    if told := re.search(r"more than some ([\d,]+) partitions", text):
+        (limit,) = re.findall(r"sample_limit: (\d+)", text)
+        assert int(told[1].replace(",", "")) * len(SERIES) < int(limit)
 
 
 def test_default_page_of_ten_thousand_partitions_has_under_two_thousand_series():
