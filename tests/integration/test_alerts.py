@@ -24,7 +24,7 @@ HOST = "broker-1:9640"
 SCRAPED = {"job": "tieringd", "instance": HOST}
 """What Prometheus puts on every series."""
 ROUND = 'tieringd_ready{reason="round"}'
-SCRUB = {"tieringd_scrub_interval_seconds": "3600x90"}
+SCRUB = {"tieringd_scrub_interval_seconds": "3600x90", "tieringd_led_partitions": "3x90"}
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 LONG_AGO = {"process_start_time_seconds": "-7200x900"}
 FIRST_EVENTS = re.compile(r"0x(\d+) (\d+x\d+)")
@@ -327,6 +327,15 @@ CASES = [
         # Scrubbing is off.
         SCRUB
         | {"tieringd_scrub_last_full_timestamp_seconds": "0x90", "tieringd_scrub_interval_seconds": "0x90"},
+        "850m",
+        f"A partition on {HOST} had no whole scrub for two intervals",
+        step_minutes=10,
+    ),
+    Case(
+        "TieringdScrubOverdue",
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x90"},
+        # There is nothing to scrub: other brokers lead all partitions.
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x90", "tieringd_led_partitions": "0x90"},
         "850m",
         f"A partition on {HOST} had no whole scrub for two intervals",
         step_minutes=10,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -124,6 +125,16 @@ def test_text_of_the_partitions_is_what_the_library_would_write():
 
     assert parsed(text) == parsed(generate_latest(registry).decode())
     assert 'tieringd_seconds_to_loss{partition="12",topic="orders"} +Inf' in text
+
+
+@pytest.mark.parametrize("page", ["deploy/prometheus/scrape_partitions.yml", "docs/metrics.md"])
+def test_number_of_series_of_a_partition_is_told_to_who_scrapes_them(page):
+    """A scrape with more samples than its limit is refused as a whole."""
+    text = (Path(__file__).parents[2] / page).read_text()
+    assert f"{len(SERIES)} series for each partition" in text
+    if told := re.search(r"more than some ([\d,]+) partitions", text):
+        (limit,) = re.findall(r"sample_limit: (\d+)", text)
+        assert int(told[1].replace(",", "")) * len(SERIES) < int(limit)
 
 
 def test_default_page_of_ten_thousand_partitions_has_under_two_thousand_series():
@@ -435,3 +446,29 @@ def test_forgotten_topic_leaves_no_series_of_any_counter():
     topics = [dict(labels)["topic"] for _, labels in samples(metrics) if "topic" in dict(labels)]
     assert len(counters) > 15
     assert set(topics) == {"kept"}
+
+
+def test_totals_do_not_fall_when_a_topic_is_forgotten():
+    """A total that falls would look like a restart, and rules would count what is left as new."""
+    metrics = Metrics()
+    counters = topic_counters(metrics)
+    for counter in counters:
+        for topic, count in (("gone", 5), ("kept", 3)):
+            labels = {"topic": topic} | dict.fromkeys(labels_of(counter) - {"topic"}, "BrokerDenied")
+            counter.labels(**labels).inc(count)
+    before = totals_of(metrics)
+    assert before["tieringd_daemon_archive_gaps_total"] == before["tieringd_daemon_trims_denied_total"] == 8
+    metrics.forget_topic("gone")
+    assert totals_of(metrics) == before
+    metrics.gaps.labels("gone").inc()
+    metrics.forget_topic("gone")
+    assert totals_of(metrics)["tieringd_daemon_archive_gaps_total"] == 9
+
+
+def totals_of(metrics: Metrics) -> dict[str, float]:
+    """Return the counters of the default page that sum up counters of topics, under both kinds of names."""
+    return {
+        name: value
+        for (name, labels), value in samples(metrics).items()
+        if name.startswith(("tieringd_daemon_", "redpanda_cloud_storage_")) and not labels
+    }

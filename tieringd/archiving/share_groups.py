@@ -136,6 +136,10 @@ class ShareGroups:
             now_ms: The time that ages count to.
         """
         if not self.hold_ms:
+            if self._fault:
+                # No trim waits for the brokers any more. They are asked first if that is changed back.
+                self._fault, self._asked_at = "", -math.inf
+                self._unknown.set(0)
             return None
         called_at = self._now()
         async with self._asking:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tieringd import __version__
 from tieringd.config import Config
 
 _WAIT_SECONDS = 2.0
@@ -76,3 +77,11 @@ def why_silent(config: Config) -> str:
         return "admin.port is 0, so only the daemon's log tells its port: give admin.port a number"
     where = f"{config.admin.host}:{config.admin.port}"
     return f"no daemon answers on {where}: is it running, and with this configuration?"
+
+
+def why_unknown(config: Config) -> str:
+    """Return why an answer to `asked` is not what this version expects, and what to do."""
+    return (
+        f"what answers on {config.admin.host}:{config.admin.port} is another program, or a daemon of another "
+        f"version than this command's, {__version__}: restart a daemon that was upgraded"
+    )

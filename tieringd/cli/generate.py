@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,6 +26,10 @@ RUNBOOK: Final = "file:///usr/share/doc/tieringd/runbook.md"
 _TARGET: Final = "localhost:9640"
 _IMAGE: Final = "registry.example.com/tieringd"
 """The image in the shipped manifests; `--image` replaces it."""
+_IMAGE_NAME: Final = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*", re.ASCII)
+"""The name of an image, with its registry's port if need be, and without a tag or a digest."""
+_PLAIN_TARGET: Final = re.compile(r"[\w.-]+:\d+", re.ASCII)
+"""A host and a port that are the same text in YAML. An address of IPv6 would be a list."""
 _OVERLAYS: Final = ("redpanda", "statefulset", "strimzi")
 _RESOURCE: Final = """\
 apiVersion: monitoring.coreos.com/v1
@@ -70,7 +76,7 @@ def scrape_config(
     ] = False,
 ) -> None:
     """Print a job for `scrape_configs` of Prometheus. The rules and dashboards ask for its name."""
-    lines = "".join(f"          - {one}\n" for one in target or [_TARGET])
+    lines = "".join(f"          - {_in_yaml(one)}\n" for one in target or [_TARGET])
     text = _text("prometheus", "scrape.yml")
     if partitions:
         text += _text("prometheus", "scrape_partitions.yml")
@@ -118,8 +124,14 @@ def kubernetes(
     Write the manifests for one way to run brokers on Kubernetes, for `kubectl apply --kustomize`.
 
     Raises:
+        BadParameter: The image has a tag, or is no image's name.
         ConfigError: There is no such way, or a file exists already or cannot be written.
     """
+    if not _IMAGE_NAME.fullmatch(image):
+        raise typer.BadParameter(
+            f"--image {image!r} is not an image's name without a tag, such as {_IMAGE}. The tag is in the "
+            f"manifests, {tieringd.__version__}: change it there"
+        )
     if overlay is None:
         for one in _OVERLAYS:
             typer.echo(one)
@@ -171,6 +183,11 @@ def docs(
         typer.echo(pages[f"{page}.md"].read_text(encoding="utf-8"), nl=False)
     else:
         raise ConfigError(f"there is no page {page}", hint="tieringd generate docs lists the pages")
+
+
+def _in_yaml(target: str) -> str:
+    """Return a target as it stands in the scrape configuration."""
+    return target if _PLAIN_TARGET.fullmatch(target) else json.dumps(target)
 
 
 def _docs() -> Traversable:

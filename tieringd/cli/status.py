@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import typer
 
-from tieringd.cli.daemon_status import asked, why_silent
+from tieringd.cli.daemon_status import asked, why_silent, why_unknown
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document
 from tieringd.config import Config
 from tieringd.daemon.operator_tasks import Task
@@ -34,11 +34,17 @@ def status(
 
     Exits 1 when the daemon is not ready or does not answer.
     """
-    found = asyncio.run(_overview(loaded(config)))
+    settings = loaded(config)
+    found = asyncio.run(_overview(settings))
+    try:
+        seen = overview_of(found)
+    except (AttributeError, KeyError, TypeError):
+        typer.echo(why_unknown(settings), err=True)
+        raise typer.Exit(1) from None
     if output.is_data:
         print_document(found, output)
     else:
-        for line in screen(overview_of(found)):
+        for line in screen(seen):
             typer.echo(line)
     if found["reasons"]:
         raise typer.Exit(1)

@@ -292,8 +292,8 @@ def encode_passage(base_offset: int, *, last_offset: int, timestamp_ms: int) -> 
     """
     Return a batch that moves every client past offsets of which no record is left.
 
-    It is the marker of a transaction that nobody began, at *last_offset*. Clients give a marker to no user,
-    and go on behind it. KafkaJS does not go on behind a batch without any record.
+    It is the marker of a transaction that was never begun, at *last_offset*. Clients show no marker to their
+    users, and go on behind it. KafkaJS does not go on behind a batch without any record.
 
     *timestamp_ms* is the time of the records before it. franz-go goes back to it after an offset that is out
     of range. The batch has no leader epoch: a client that took one from it would ask where that epoch ends.

@@ -43,7 +43,7 @@ from tieringd.metrics.health import (
 )
 from tieringd.metrics.partition_figures import LargestTopics, PartitionTable, RedpandaTopicCounters
 from tieringd.metrics.readers import ReaderCounts
-from tieringd.metrics.totals import DaemonTotals, RedpandaTotals, StoreCost
+from tieringd.metrics.totals import DaemonTotals, ForgottenTopics, RedpandaTotals, StoreCost
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.prices import Prices
 
@@ -162,14 +162,19 @@ class SpaceMetrics:
             ("phase",),
             registry=registry,
         )
-        self.all = (
+        self._gauges = (
             self.log_bytes,
             self.log_area_bytes,
             self.cache_bytes,
             self.cache_area_bytes,
             self.short_bytes,
-            self.planned_bytes,
         )
+        self.all = (*self._gauges, self.planned_bytes)
+
+    def forget(self) -> None:
+        """Drop the figures of all filesystems: the space manager is switched off."""
+        for each in self._gauges:
+            each.clear()
 
     def forget(self) -> None:
         """Drop the gauges: the disks are not divided any more."""
@@ -255,7 +260,7 @@ class Metrics:
         self.max_topics = MAX_TOPICS
         """How many topics have series of their own on the default page."""
 
-        self.partitions = PartitionTable()
+        self.partitions, self.forgotten = PartitionTable(), ForgottenTopics()
         self.led_partitions = gauge("led_partitions", "Partitions that this daemon archives")
         self.followed_partitions = gauge(
             "followed_partitions",
@@ -411,30 +416,9 @@ class Metrics:
 
     def forget_topic(self, topic: str) -> None:
         """Drop the counts of a topic of which this broker has no partition any more."""
-        for counter in (
-            self.uploads,
-            self.upload_bytes,
-            self.manifest_commits,
-            self.trims,
-            self.trimmed_bytes,
-            self.replaced_offsets,
-            self.gaps,
-            *self.expired.all,
-            *self.merged.by_topic,
-            *self.reuploaded.by_topic,
-        ):
-            counter.remove(topic)
-        for by_reason in (
-            self.waiting_for_operator,
-            self.operator_decisions,
-            self.upload_failures,
-            self.trim_failures,
-            self.readers.topic_bytes,
-            self.readers.topic_fetches,
-            self.merged.failures,
-            self.reuploaded.failures,
-        ):
-            by_reason.remove_by_labels({"topic": topic})
+        for counter in self._topic_counters:
+            self.forgotten.drop(counter, topic)
+        self.waiting_for_operator.remove_by_labels({"topic": topic})
 
     def record_store_request(self, operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
         """Count one attempt of an object store request."""
@@ -454,12 +438,12 @@ class Metrics:
                 ),
             }
         )
-        topic_counters = _topic_counters(self.by_topic)
+        self._topic_counters = _topic_counters(self.by_topic)
         self.by_topic.register(redpanda)
         # The detail page renders this one itself, because its text is long.
         self.registry.register(self.partitions)
         for collector in (
-            DaemonTotals(self, topic_counters),
+            DaemonTotals(self, self._topic_counters),
             RedpandaTotals(self),
             LargestTopics(self.partitions, lambda: self.max_topics),
         ):

@@ -161,7 +161,7 @@ class ScrubMetrics:
         self.last_full = gauge(
             "last_full_timestamp_seconds",
             "Time of the oldest last complete scrub among the led partitions; 0: a partition has had none "
-            "yet",
+            "yet, or none is led",
         )
         self.objects = counter("objects", "Objects that were compared with their manifests")
         self.size_bytes = counter(

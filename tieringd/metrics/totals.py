@@ -8,8 +8,11 @@ twice.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.registry import Collector
@@ -41,6 +44,40 @@ _READS: Final = frozenset({"get", "get_range", "head", "list_page"})
 _WRITES: Final = frozenset({"put", "join"})
 
 
+class ForgottenTopics:
+    """
+    What was counted for topics whose series were dropped.
+
+    Totals include it: one that falls looks like a restart, and rules would take all that is left for new.
+    The event loop drops series; any thread may sum them up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: defaultdict[Counter, defaultdict[tuple[str, ...], float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+        """By the values of the labels, with no topic among them."""
+
+    def drop(self, counter: Counter, topic: str) -> None:
+        """Drop the series of *topic*, and keep what they counted."""
+        names: tuple[str, ...] = counter._labelnames  # noqa: SLF001
+        at = names.index("topic")
+        with self._lock:
+            kept = self._counts[counter]
+            # A counter with no other label has one series of the topic: the others need no search.
+            found = {(topic,): _count(counter.labels(topic))} if len(names) == 1 else by_labels(counter)
+            for labels, value in found.items():
+                if labels[at] == topic:
+                    kept[*labels[:at], "", *labels[at + 1 :]] += value
+                    counter.remove(*labels)
+
+    def values(self, counter: Counter) -> list[tuple[tuple[str, ...], float]]:
+        """Return the values of a counter by the values of its labels, and what was kept of dropped series."""
+        with self._lock:
+            return list(chain(by_labels(counter).items(), self._counts[counter].items()))
+
+
 class DaemonTotals(Collector):
     """Totals of the metrics of one daemon that carry a topic, a partition or another label."""
 
@@ -55,14 +92,16 @@ class DaemonTotals(Collector):
             name = counter._name.removeprefix("tieringd_")  # noqa: SLF001
             meaning = counter._documentation  # noqa: SLF001
             yield CounterMetricFamily(
-                f"tieringd_daemon_{name}", f"{meaning}, over all topics", value=_sum(counter)
+                f"tieringd_daemon_{name}",
+                f"{meaning}, over all topics",
+                value=_sum(counter, forgotten=self._metrics.forgotten),
             )
         metrics = self._metrics
         for name, meaning, value in (
             (
                 "trims_denied",
                 "Trims that the broker refused because a permission is missing",
-                _sum(metrics.trim_failures, error={"BrokerDenied"}),
+                _sum(metrics.trim_failures, forgotten=metrics.forgotten, error={"BrokerDenied"}),
             ),
             ("store_requests", "Object store requests, one for each attempt", _sum(metrics.store_requests)),
             (
@@ -150,7 +189,7 @@ class RedpandaTotals(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the present values. The library would add `_total` to the names of counters."""
         metrics, cache = self._metrics, self._metrics.cache
-        requests = metrics.store_requests
+        requests, forgotten = metrics.store_requests, metrics.forgotten
         for name, meaning, value in (
             (
                 "storage_cache_space_size_bytes",
@@ -162,8 +201,16 @@ class RedpandaTotals(Collector):
             ("storage_cache_op_miss", "Requests that had to wait for the object store", _sum(cache.misses)),
             ("storage_cache_op_in_progress_files", "Downloads under way", _sum(cache.in_progress)),
             ("storage_active_segments", "Chunks whose file is open", _sum(cache.open_chunks)),
-            ("storage_segment_uploads_total", "Segments made durable", _sum(metrics.uploads)),
-            ("storage_partition_manifest_uploads_total", "Manifests stored", _sum(metrics.manifest_commits)),
+            (
+                "storage_segment_uploads_total",
+                "Segments made durable",
+                _sum(metrics.uploads, forgotten=forgotten),
+            ),
+            (
+                "storage_partition_manifest_uploads_total",
+                "Manifests stored",
+                _sum(metrics.manifest_commits, forgotten=forgotten),
+            ),
             (
                 "client_uploads",
                 "Requests that stored an object",
@@ -227,20 +274,30 @@ class StoreCost(Collector):
 
 
 def _sum(
-    metric: object,
+    metric: Any,
     *,
+    forgotten: ForgottenTopics | None = None,
     but_not: Mapping[str, str] | None = None,
     **wanted: Collection[str],
 ) -> float:
-    """Return the sum of a metric's series with *wanted* label values, without those of *but_not*."""
-    names: tuple[str, ...] = metric._labelnames  # type: ignore[attr-defined]  # noqa: SLF001
+    """
+    Return the sum of a metric's series with *wanted* label values, without those of *but_not*.
+
+    *forgotten* has what a counter by topic has counted for topics that have no series any more.
+    """
+    names: tuple[str, ...] = metric._labelnames  # noqa: SLF001
     if not names:
-        value: float = metric._value.get()  # type: ignore[attr-defined]  # noqa: SLF001
-        return value
+        return _count(metric)
     total = 0.0
-    for values, value in by_labels(metric).items():
+    for values, value in by_labels(metric).items() if forgotten is None else forgotten.values(metric):
         labels = dict(zip(names, values, strict=True))
         is_wanted = all(labels[label] in chosen for label, chosen in wanted.items())
         if is_wanted and not any(labels[label] == one for label, one in (but_not or {}).items()):
             total += value
     return total
+
+
+def _count(metric: Any) -> float:
+    """Return the value of a metric without labels."""
+    value: float = metric._value.get()  # noqa: SLF001
+    return value

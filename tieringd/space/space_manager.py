@@ -184,8 +184,7 @@ class SpaceManager:
         """Use *config* from the next round on; the log directories stay as they were."""
         self._config = config
         if not config.space_management_enable:
-            self._forget()
-            self._tell_cache(None)
+            self._rest()
 
     async def run(self) -> None:
         """Do a round every interval, until cancelled."""
@@ -195,15 +194,16 @@ class SpaceManager:
             if self._config.space_management_enable:
                 await self.step()
             else:
-                # A round that was under way may have published since.
-                self._forget()
+                # Again: a round may have been under way when it was switched off.
+                self._rest()
                 self._metrics.health.loop_succeeded("space")
 
-    def _forget(self) -> None:
-        """Forget what was measured and planned: nobody looks any more whether it still holds."""
+    def _rest(self) -> None:
+        """Forget what was measured: it is not measured any more, and a shortage would stay for ever."""
         self.reports = ()
         self._short.clear()
         self._metrics.space.forget()
+        self._tell_cache(None)
 
     async def step(self) -> tuple[SpaceReport, ...]:
         """Measure, plan and ask the archivers; return the reports. Empty before the first scan."""

@@ -234,6 +234,18 @@ async def test_without_a_time_to_hold_nothing_is_asked(held, groups, broker, wri
     assert not broker.calls["share_group_starts"]
 
 
+async def test_reload_without_a_time_to_hold_ends_the_alert(held, groups, broker, writer, metrics):
+    """Nothing waits for the brokers then. They are asked again before a later reload lets anything go."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    broker.fail_next("share_group_starts", BrokerUnavailable("it is away"))
+    await held()
+    groups.hold_ms = 0
+    assert await held() is None
+    assert metrics.registry.get_sample_value("tieringd_share_group_offsets_unknown") == 0
+    groups.hold_ms = HOLD_MS
+    assert (await held()).offset == 10
+
+
 async def test_brokers_that_do_not_tell_are_left_alone_for_a_while(held, broker, clock):
     """Each attempt may take a request timeout, for which uploads would wait as well."""
     broker.fail_next("share_group_starts", BrokerUnavailable("it is away"))

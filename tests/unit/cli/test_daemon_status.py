@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import asynccontextmanager
 
@@ -9,6 +10,8 @@ import pytest
 from aiohttp import web
 
 from tests.fakes.archive import tiered_config
+from tests.support.daemon import directory_config, write_config
+from tests.unit.cli.commands import tieringd
 from tieringd.cli.daemon_status import asked, waiting, why_silent
 
 STATUS = {
@@ -22,14 +25,14 @@ STATUS = {
 
 
 @asynccontextmanager
-async def page(answer: web.Response, host: str = "127.0.0.1"):
-    """Serve *answer* at /status; give the port."""
+async def page(answer: web.Response, host: str = "127.0.0.1", path: str = "/status"):
+    """Serve *answer* at *path*; give the port."""
 
     async def status(_request: web.Request) -> web.Response:
         return answer
 
     application = web.Application()
-    application.add_routes([web.get("/status", status)])
+    application.add_routes([web.get(path, status)])
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, host, 0).start()
@@ -89,3 +92,16 @@ async def test_daemon_that_is_silent_has_a_reason(tmp_path, admin, words):
     config = config_with(tmp_path, **admin)
     assert await asked(config, "/status/overview") is None
     assert words in why_silent(config)
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"reasons": {}}, {"reasons": {}, "tasks": [{}]}])
+async def test_status_of_another_program_is_refused_in_words(tmp_path, answer):
+    """Another program listens there, or a daemon of another version: the command says so."""
+    async with page(web.json_response(answer), path="/status/overview") as port:
+        config = directory_config([tmp_path / "logs"], tmp_path / "bucket", tmp_path / "state")
+        path = write_config(tmp_path / "tieringd.yaml", config | {"admin": {"port": port}})
+        done = await asyncio.to_thread(tieringd, "status", "--config", path)
+    assert (done.exit_code, done.output) == (1, "")
+    assert done.errors.startswith(
+        f"what answers on 127.0.0.1:{port} is another program, or a daemon of another"
+    )

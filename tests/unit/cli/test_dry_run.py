@@ -19,14 +19,13 @@ READS_ONLY = {
     *(f"archive {name}" for name in ("topics", "describe", "manifest", "verify", "cat", "quarantine list")),
     *(f"config {name}" for name in ("check", "show", "schema", "docs")),
     *(f"generate {name}" for name in ("prometheus-rules", "scrape-config", "grafana-dashboard")),
-    *("spark usage", "spark offsets", "endpoint user list"),
+    *("spark scrub", "spark usage", "spark offsets", "endpoint user list"),
 }
 OTHERWISE = {
     "run": "a daemon; `space plan`, `lag` and `explain` say what it would do",
     "gateway": "a server, which only reads",
     "demo": "it works in a new directory of its own",
     "archive scrub": "it changes nothing without --fix",
-    "spark scrub": "it changes nothing without --fix",
     "spark rebuild": "it changes nothing without --write",
     "spark merge": "the records stay as they are, and the daemon does the same by itself",
     "spark export": "it writes only to the target that is named, and goes on where it ended",

@@ -50,6 +50,13 @@ def test_scrape_configuration_names_the_job_and_the_targets():
     assert job["static_configs"] == [{"targets": ["localhost:9640"]}]
 
 
+@pytest.mark.parametrize("target", ["[::1]:9640", "it's: here", "a #b", "yes"])
+def test_scrape_configuration_keeps_a_target_as_it_is(target):
+    """What YAML would take for a list, a mapping or a comment is quoted: an address of IPv6 is one."""
+    (job,) = yaml.safe_load(printed("scrape-config", "--target", target))["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [target]}]
+
+
 def test_scrape_configuration_has_the_partitions_where_asked_for():
     """A job of its own, less often and with a cap, for the same targets."""
     jobs = yaml.safe_load(printed("scrape-config", "--partitions", "--target", "a:1"))["scrape_configs"]
@@ -105,6 +112,30 @@ def test_manifests_for_kubernetes_name_the_image_and_replace_no_file(tmp_path):
         printed(*arguments)
     assert values.read_text() == "mine"
     assert not (tmp_path / "common" / "podmonitor.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("image", "is_taken"),
+    [
+        ("tieringd", True),
+        ("localhost:5000/team/tieringd_2", True),
+        ("registry.example.com/tieringd:1.2", False),
+        ("here/tieringd@sha256:0f", False),
+        ("here/tieringd:", False),
+        ("", False),
+        ("a\nb", False),
+    ],
+)
+def test_manifests_for_kubernetes_take_an_image_without_a_tag(tmp_path, image, is_taken):
+    """The tag is this release's: with another one behind it, no kubelet could pull the image."""
+    arguments = ("kubernetes", "redpanda", "--directory", str(tmp_path / "k8s"), "--image", image)
+    done = invoked("generate", *arguments)
+    assert (tmp_path / "k8s").exists() is is_taken
+    if is_taken:
+        assert f"image: {image}:0.1.0\n" in (tmp_path / "k8s" / "redpanda" / "values.yaml").read_text()
+    else:
+        assert done.exit_code == 2
+        assert "without a tag" in done.errors
 
 
 def test_ways_to_run_on_kubernetes_are_listed(tmp_path):

@@ -438,7 +438,9 @@ async def test_newer_protocol(client, version):
     assert (left.error_code, left.member_epoch) == (ErrorCode.none, -1)
 
 
-async def test_topics_of_a_group_are_not_shown_to_whoever_may_not_describe_them(archive, writer, tmp_path):
+async def test_topics_of_a_group_are_shown_only_to_principals_that_may_describe_them(
+    archive, writer, tmp_path
+):
     """A rule for a group says nothing of the topics that its members read."""
     writer.closed_segment()
     await archive_topic(writer, archive)

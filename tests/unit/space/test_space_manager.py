@@ -264,19 +264,31 @@ async def test_management_can_be_switched_off(daemon, manager, writers, disk):
 
 
 @virtually
-async def test_disk_that_was_short_is_not_shown_as_short_when_management_is_switched_off(
-    daemon, manager, disk, writers
-):
-    """Nothing would ever take the figures back, and an alert rests on one."""
-    log_dir = str(daemon.config.broker.log_dirs[0])
-    writers[0].append(b"of the active segment")
+async def test_figures_of_the_areas_end_with_the_management(daemon, manager, writers, disk, told):
+    """A shortage that is not measured any more is no alert, also where a round was under way."""
+    log_dir, cache_dir = str(daemon.config.broker.log_dirs[0]), str(daemon.config.cache_directory)
+    off = daemon.config.model_copy(update={"space_management_enable": False})
+    loop = asyncio.get_running_loop()
+
+    def switched_off(paths):
+        loop.call_soon_threadsafe(manager.set_config, off)
+        return disk.measured(paths)
+
     async with daemon.running():
-        disk.shrink_by(disk.used_bytes() - 1)
+        for writer in writers:
+            writer.closed_segment()
+        disk.total_bytes = 100
         await manager.step()
         assert daemon.value("tieringd_space_short_bytes", log_dir=log_dir) > 0
-        manager.set_config(daemon.config.model_copy(update={"space_management_enable": False}))
-        for name in ("short_bytes", "log_bytes", "log_area_bytes"):
-            assert daemon.value(f"tieringd_space_{name}", log_dir=log_dir) is None
+        disk.measure = switched_off
+        running = asyncio.create_task(manager.run())
+        await asyncio.sleep(90)
+        running.cancel()
+    for name in ("log_bytes", "log_area_bytes", "short_bytes"):
+        assert daemon.value(f"tieringd_space_{name}", log_dir=log_dir) is None
+    for name in ("cache_bytes", "cache_area_bytes"):
+        assert daemon.value(f"tieringd_space_{name}", directory=cache_dir) is None
+    assert (manager.reports, told[-1]) == ((), None)
 
 
 @virtually

@@ -54,6 +54,8 @@ def ended_at(checkpoint: Path, *, partitions: int = 0, last_ended: bool = False)
             path=str(checkpoint),
             hint="Name the directory that checkpointLocation names; copy it first if it is in a bucket",
         ) from error
+    except UnicodeDecodeError as error:
+        raise CorruptDataError("the file of the last batch is not text", source=str(path)) from error
     if last is None:
         state = "ended" if last_ended else "begun"
         raise TieringError(f"no batch has {state} in the checkpoint {checkpoint}: let the query run first")

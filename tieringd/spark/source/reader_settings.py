@@ -152,6 +152,13 @@ def _place(path: str) -> dict[str, str]:
         ConfigError: The URL is not the place of an archive.
     """
     url = urlsplit(path)
+    if "?" in path or "#" in path:
+        # What follows would be left out, and the archive beside this one read. It may be an access token.
+        raise fault(
+            "path",
+            "a URL with ? or # does not name an archive",
+            hint="Set config to the path of a configuration file, which can name any archive",
+        )
     prefix = {"cloud_storage_prefix": url.path.strip("/")} if url.path.strip("/") else {}
     match url.scheme:
         case "s3" | "s3a" if url.netloc:

@@ -93,6 +93,13 @@ def test_files_of_another_version_are_refused(checkpoint):
         ended_at(checkpoint)
 
 
+def test_file_that_is_no_text_is_refused(checkpoint):
+    """A damaged file is named."""
+    (checkpoint / "offsets" / "10").write_bytes(b"v1\n\xff\xfe")
+    with pytest.raises(CorruptDataError, match=r"is not text.*offsets/10"):
+        ended_at(checkpoint)
+
+
 def test_directory_without_a_checkpoint(tmp_path):
     """A directory without a checkpoint is refused, whether it has an `offsets` directory or not."""
     with pytest.raises(LocalFileError, match="checkpoint cannot be read"):

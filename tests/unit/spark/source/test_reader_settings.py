@@ -135,6 +135,10 @@ def test_every_property_of_the_store_may_be_an_option():
         pytest.param({"path": "hdfs://name/dir"}, "does not name an archive", id="another store"),
         pytest.param({"path": "azure://account"}, "does not name an archive", id="no container"),
         pytest.param({"path": "file://host/dir"}, "does not name an archive", id="another host"),
+        pytest.param(
+            {"path": "file:///archive#2"}, "with \\? or # does not name an archive", id="a fragment"
+        ),
+        pytest.param({"path": "azure://account/box?sig=x"}, "with \\? or # does not name", id="a query"),
         pytest.param({"path": "s3://b-1", "endpoint": "store:8333"}, "endpoint: must be a URL", id="no url"),
         pytest.param({"path": "s3://b-1", "endpoint": "http://s:x"}, "endpoint: must be a URL", id="no port"),
         pytest.param(
