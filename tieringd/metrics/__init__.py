@@ -176,12 +176,6 @@ class SpaceMetrics:
         for each in self._gauges:
             each.clear()
 
-    def forget(self) -> None:
-        """Drop the gauges: the disks are not divided any more."""
-        for gauge in self.all:
-            if gauge is not self.planned_bytes:
-                gauge.clear()
-
 
 class CacheMetrics:
     """The contents of the chunk cache, and the outcomes of readers' requests to it."""
