@@ -44,7 +44,7 @@ from tests.support.kafka_messages import fetch_request, request_frame
 from tieringd.storage.file import FileStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
 _CONNECTIONS: Final = 8
 _SEGMENTS: Final = 4
@@ -52,6 +52,7 @@ _RECORDS: Final = 64
 _VALUE_BYTES: Final = 256 << 10
 _ANSWER_BYTES: Final = 2 << 20
 _TOPIC: Final = "orders"
+_ALL: Final = range(1 << 16)
 
 
 class _Endpoint(Daemon):
@@ -144,9 +145,17 @@ class _Reader:
 class _Readers:
     """A client with a connection for each reader, in front of processes whose CPU is counted."""
 
-    def __init__(self, ports: Sequence[int], pids: Sequence[int], frames: list[bytes]) -> None:
-        """Connect to *ports* in turn; *pids* serve them."""
+    def __init__(
+        self,
+        ports: Sequence[int],
+        pids: Sequence[int],
+        frames: list[bytes],
+        *,
+        processors: Container[int] = _ALL,
+    ) -> None:
+        """Connect to *ports* in turn; *pids* serve them. All of them use *processors*."""
         self._pids = pids
+        self._processors = {one for one in os.sched_getaffinity(0) if one in processors}
         self._readers = []
         for number in range(_CONNECTIONS):
             first = number * (len(frames) // _CONNECTIONS)
@@ -156,6 +165,10 @@ class _Readers:
 
     def read(self, seconds: float) -> Sample:
         """Read for some seconds on all connections."""
+        usual = os.sched_getaffinity(0)
+        for pid in (0, *self._pids):
+            # That of this thread passes on to the readers' threads.
+            os.sched_setaffinity(pid, self._processors)
         before = sum(each.received_bytes for each in self._readers)
         cpu_before, began = sum(map(_cpu_seconds, self._pids)), time.monotonic()
         threads = [threading.Thread(target=each.run, args=(began + seconds,)) for each in self._readers]
@@ -164,6 +177,8 @@ class _Readers:
         for thread in threads:
             thread.join()
         took = time.monotonic() - began
+        for pid in (0, *self._pids):
+            os.sched_setaffinity(pid, usual)
         received = sum(each.received_bytes for each in self._readers) - before
         return Sample(took, sum(map(_cpu_seconds, self._pids)) - cpu_before, received / GIB)
 
@@ -241,12 +256,14 @@ def _ratios(two: _Serving, figures: dict[str, Figures]) -> dict[str, float]:
     after = [_memory_mib(pid) for pid in two.worker_pids]
     return {
         "two_workers_vs_one": two_workers.throughput_median / one_worker.throughput_median,
+        "two_processors_vs_one": two_workers.throughput_median / figures["1 processor"].throughput_median,
         "two_bare_vs_one": two_bare.throughput_median / one_bare.throughput_median,
         # Where other work takes the processors, this is what two of them would carry by what a GiB costs.
         "two_workers_vs_one_by_cpu": 2 * one_worker.cpu_seconds_per_gib / two_workers.cpu_seconds_per_gib,
         "two_bare_vs_one_by_cpu": 2 * one_bare.cpu_seconds_per_gib / two_bare.cpu_seconds_per_gib,
         "cpu_per_gib_one": one_worker.cpu_seconds_per_gib,
         "cpu_per_gib_two": two_workers.cpu_seconds_per_gib,
+        "cpu_per_gib_one_processor": figures["1 processor"].cpu_seconds_per_gib,
         "cpu_per_gib_one_bare": one_bare.cpu_seconds_per_gib,
         "cpu_per_gib_two_bare": two_bare.cpu_seconds_per_gib,
         "worker_idle_mib": median(rss for rss, _ in two.memory_before),
@@ -274,6 +291,8 @@ def main() -> None:
             clients[f"{workers} worker" + "s" * (workers > 1)] = _Readers(
                 [serving.port], serving.pids, frames
             )
+            if workers == 1:
+                clients["1 processor"] = _Readers([serving.port], serving.pids, frames, processors={0})
         for processes in (1, 2):
             bare = stack.enter_context(BareSenders(directory / "bare", processes, answer_bytes=_ANSWER_BYTES))
             clients[f"{processes} bare process" + "es" * (processes > 1)] = _Readers(
