@@ -19,7 +19,7 @@ from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from pathlib import Path
 
     from tests.fakes.log_writer import LogWriter
@@ -135,10 +135,19 @@ async def listed(
     client: RawKafka, topic: str, *timestamps: int, version: int = 10, partition: int = 0
 ) -> list[Any]:
     """Ask for the offsets of *timestamps*, and return the partition's part of each answer."""
+    return [
+        (await listed_together(client, topic, timestamp, [partition], version=version))[0]
+        for timestamp in timestamps
+    ]
+
+
+async def listed_together(
+    client: RawKafka, topic: str, timestamp: int, partitions: Iterable[int], *, version: int = 10
+) -> Sequence[Any]:
+    """Ask for the offset of *timestamp* in several partitions at once, and return the part of each."""
     module = request_module(LIST_OFFSETS, version)
-    found = []
-    for timestamp in timestamps:
-        asked = module.ListOffsetsPartition(
+    asked = tuple(
+        module.ListOffsetsPartition(
             **fields_of(
                 module.ListOffsetsPartition,
                 partition_index=partition,
@@ -146,17 +155,18 @@ async def listed(
                 timestamp=timestamp,
             )
         )
-        request = module.ListOffsetsRequest(
-            **fields_of(
-                module.ListOffsetsRequest,
-                replica_id=-1,
-                isolation_level=0,
-                topics=(module.ListOffsetsTopic(name=topic, partitions=(asked,)),),
-                timeout=milliseconds(1000),
-            )
+        for partition in partitions
+    )
+    request = module.ListOffsetsRequest(
+        **fields_of(
+            module.ListOffsetsRequest,
+            replica_id=-1,
+            isolation_level=0,
+            topics=(module.ListOffsetsTopic(name=topic, partitions=asked),),
+            timeout=milliseconds(1000),
         )
-        found.append((await client.ask(request)).topics[0].partitions[0])
-    return found
+    )
+    return (await client.ask(request)).topics[0].partitions
 
 
 async def epoch_ends(

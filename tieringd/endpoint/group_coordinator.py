@@ -26,6 +26,7 @@ import structlog
 from tieringd.archive.group_store import GroupStore, GroupVersion
 from tieringd.endpoint.endpoint_nodes import EndpointLeases
 from tieringd.errors import (
+    CorruptDataError,
     ObjectTooLarge,
     PreconditionFailed,
     ProtocolViolation,
@@ -373,7 +374,12 @@ class GroupCoordinator:
         return group_id not in existing and len(existing) >= self.limits.groups
 
     async def all_groups(self) -> list[ConsumerGroup]:
-        """Return every group that exists. Only those that changed are read. Raises as `apply` does."""
+        """
+        Return every group that exists and can be read. Only those that changed are read.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
         async with self._catalog_lock:
             versions = await self._store.versions()
             for group_id in self._catalog.keys() - versions.keys():
@@ -381,8 +387,16 @@ class GroupCoordinator:
             for group_id, version in versions.items():
                 found = self._catalog.get(group_id)
                 if found is None or found.version != version:
-                    self._catalog[group_id] = await self._store.load(group_id)
+                    self._catalog[group_id] = await self._loaded(group_id, version)
         return [one.group for one in self._catalog.values() if one.group.exists]
+
+    async def _loaded(self, group_id: str, version: str) -> GroupVersion:
+        """Return a group; one that does not exist where its object, of *version*, cannot be read."""
+        try:
+            return await self._store.load(group_id)
+        except CorruptDataError as error:
+            log.warning("a group is left out of lists: it is damaged", group=group_id, error=str(error))
+            return GroupVersion(ConsumerGroup(group_id), version)
 
     # -- writes -----------------------------------------------------------------------------------
 

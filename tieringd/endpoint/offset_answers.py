@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -27,6 +28,7 @@ from tieringd.gateway.archive_answers import (
     EARLIEST_PENDING_UPLOAD,
     LATEST,
     LATEST_TIERED,
+    MAX_TIMESTAMP,
     TRY_AGAIN,
     ListedOffset,
     listed_at,
@@ -43,7 +45,9 @@ log = structlog.get_logger(__name__)
 
 EARLIEST_LOCAL: Final = -4
 _AT_ONCE: Final = 16
-"""How many partitions of one request for leader epochs may wait for the store at once."""
+"""How many partitions of one request may wait for the store at once."""
+_Wanted: TypeAlias = tuple[str, int, int]
+"""A topic's name, a partition number, and a timestamp or one of Kafka's special ones."""
 _NOTHING: Final = ListedOffset(-1)
 
 
@@ -75,16 +79,18 @@ class OffsetAnswers:
             for one in topic.partitions
         ]
         deadline = await self._ensure_fresh(asked_for)
+        looked_up = await self._looked_up(request, access, deadline=deadline)
         topics = []
         for topic in request.topics:
             is_allowed = access.may(Operation.DESCRIBE, topic.name)
             answers = []
             async for asked in in_steps(topic.partitions):
                 error, found = ErrorCode.topic_authorization_failed, _NOTHING
-                if is_allowed:
-                    error, found = await self._listed(
-                        topic.name, asked.partition_index, int(asked.timestamp), deadline=deadline
-                    )
+                wanted = (topic.name, asked.partition_index, int(asked.timestamp))
+                if wanted in looked_up:
+                    error, found = looked_up[wanted]
+                elif is_allowed:
+                    error, found = await self._listed(wanted, deadline=deadline)
                 answers.append(
                     made(
                         module.ListOffsetsPartitionResponse,
@@ -97,6 +103,21 @@ class OffsetAnswers:
                 )
             topics.append(module.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
         return made(module.ListOffsetsResponse, throttle_time=NO_DELAY, topics=tuple(topics))
+
+    async def _looked_up(
+        self, request: Any, access: Access, *, deadline: float
+    ) -> Mapping[_Wanted, tuple[ErrorCode, ListedOffset]]:
+        """Return the offsets of times, several of which are looked up in the store at once."""
+        wanted = {
+            (topic.name, one.partition_index, timestamp)
+            for topic in request.topics
+            if access.may(Operation.DESCRIBE, topic.name)
+            for one in topic.partitions
+            if (timestamp := int(one.timestamp)) >= 0 or timestamp == MAX_TIMESTAMP
+        }
+        asked = [one for one in wanted if self._partition(*one[:2]) is not None]
+        found = await at_once(asked, partial(self._listed, deadline=deadline), count=_AT_ONCE)
+        return dict(zip(asked, found, strict=True))
 
     async def offset_for_leader_epoch(self, version: int, request: Any, access: Access) -> Any:
         """Return where each leader epoch ends."""
@@ -159,9 +180,8 @@ class OffsetAnswers:
         served = self._topics.by_name(topic)
         return None if served is None else served.partition(number)
 
-    async def _listed(
-        self, topic: str, number: int, timestamp: int, *, deadline: float
-    ) -> tuple[ErrorCode, ListedOffset]:
+    async def _listed(self, wanted: _Wanted, *, deadline: float) -> tuple[ErrorCode, ListedOffset]:
+        topic, number, timestamp = wanted
         partition = self._partition(topic, number)
         if partition is None:
             return ErrorCode.unknown_topic_or_partition, _NOTHING

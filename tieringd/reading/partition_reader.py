@@ -282,9 +282,9 @@ class PartitionReader:
 
 def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches | None:
     """
-    Return where the batch of *offset* begins in a chunk.
+    Return where the batch of *offset* begins in a chunk, or the next one that has records.
 
-    If no batch of the chunk reaches *offset*, the chunk is given back and None is returned.
+    If no such batch of the chunk reaches *offset*, the chunk is given back and None is returned.
 
     Raises:
         LocalFileError: The cached file cannot be read. The next reader checks it again.
@@ -293,7 +293,8 @@ def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches
     try:
         begin = max(0, floor_position(index, offset) - found.chunk.position)
         header = _header_at(found, begin)
-        while header is not None and header.last_offset < offset:
+        # Compaction leaves a batch without records for a producer. KafkaJS does not go on behind it alone.
+        while header is not None and (header.last_offset < offset or not header.record_count):
             begin += header.size_bytes
             header = _header_at(found, begin)
         is_held = header is not None

@@ -487,6 +487,17 @@ async def test_damaged_group_is_answered(archive, client):
     assert found[0] is ErrorCode.coordinator_not_available
 
 
+async def test_damaged_group_does_not_hide_the_others(archive, client, capsys):
+    """A list lacks it, and the log names its key, once for each version of the object."""
+    await client.ask(committing(9, "orders", {0: 3}))
+    archive.store.add(group_key(CLUSTER, "broken"), b"{}")
+    for _ in range(2):
+        answer = await client.ask(request(ApiKey.LIST_GROUPS, 2, "ListGroupsRequest"))
+        assert answer.error_code is ErrorCode.none
+        assert [one.group_id for one in answer.groups] == [GROUP]
+    assert capsys.readouterr().out.count(group_key(CLUSTER, "broken")) == 1
+
+
 @pytest.mark.parametrize("is_commit", [True, False])
 async def test_topic_that_was_created_again_keeps_its_offsets(archive, client, tmp_path, is_commit):
     """Another endpoint knows it already. An old listing neither hides its offsets nor replaces them."""

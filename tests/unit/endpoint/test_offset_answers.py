@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -17,6 +19,7 @@ from tests.support.archive_endpoints import (
     asking,
     epoch_ends,
     listed,
+    listed_together,
 )
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
@@ -57,6 +60,30 @@ async def test_time_finds_the_first_record_as_late(archived_log, archive, tmp_pa
         assert [(one.offset, one.timestamp - DEFAULT_TIME_MS) for one in found] == list(wanted.values())
         (later,) = await listed(client, "orders", DEFAULT_TIME_MS + 9003)
     assert (later.offset, later.timestamp, later.error_code) == (-1, -1, ErrorCode.none)
+
+
+async def test_times_of_several_partitions_are_looked_up_side_by_side(archive, store, tmp_path):
+    """Each takes some requests to the store, and clients do not wait for hundreds of them in turn."""
+    count = 4
+    for number in range(count):
+        writer = LogWriter(tmp_path, "orders", number)
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+    get, all_wait = store.get, asyncio.Barrier(count)
+
+    async def together(key):
+        if key.endswith(".index"):
+            await asyncio.wait_for(all_wait.wait(), 10)
+        return await get(key)
+
+    async with asking(archive, tmp_path / "state") as client:
+        for number in range(count):
+            await listed(client, "orders", LATEST, partition=number)
+        store.get = together
+        found = await listed_together(client, "orders", DEFAULT_TIME_MS + 1, range(count))
+    assert [(one.partition_index, one.error_code, one.offset) for one in found] == [
+        (number, ErrorCode.none, 1) for number in range(count)
+    ]
 
 
 async def test_partition_of_which_nothing_is_archived_is_empty(archived_log, archive, tmp_path):

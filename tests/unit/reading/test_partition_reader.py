@@ -148,6 +148,21 @@ async def test_read_goes_on_over_what_a_cleaner_took_at_a_segments_end(writer, a
         assert found.next_offset > 2
 
 
+async def test_batches_that_a_cleaner_has_emptied_are_passed_over(store, host):
+    """KafkaJS asks for ever where it gets nothing else. What comes after them takes it on."""
+    emptied = batch(3, (), last_offset_delta=2)
+    first = Stored(
+        store, data=batch(0) + emptied + batch(6) + batch(9, (), last_offset_delta=2), next_offset=12
+    )
+    second = Stored(store, 12, batches=1)
+    manifest = PartitionManifest.begin(PARTITION, start_offset=0)
+    manifest = manifest.appended([first.segment, second.segment])
+    async with running(host) as hydrator:
+        for offset, base in ((3, 6), (5, 6), (9, 12), (11, 12)):
+            assert (await read(hydrator, manifest, offset))[0].base_offset == base
+        assert [one.record_count for one in await read(hydrator, manifest, 0)] == [3, 0, 3, 0]
+
+
 async def test_gap_at_the_end_is_a_marker_at_its_end(writer, archive, host):
     """
     A client that gets nothing would ask for ever, and one that gets an error would begin anew.
