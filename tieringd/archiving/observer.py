@@ -576,12 +576,14 @@ def _managed(
     Return the topics whose retention this daemon manages.
 
     Where the archive is *closed* for this cluster, the cluster that continues it manages the retention. A
-    first partition in *unclear* was not read: it may be of another topic by now.
+    first partition in *unclear* was not read: it may be of another topic by now. Where tieringd never trims
+    the log, only the broker's own retention deletes from it, and stays.
     """
     return {
         key: topic
         for key in tiered.listed.led_topics
         if (topic := tiered.topics[key.topic]).managed_retention
+        and not topic.never_trimmed_because
         and key in tiered.keys
         and key not in closed
         and TopicPartition(key.topic, 0) not in unclear

@@ -12,8 +12,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import structlog
@@ -55,14 +54,26 @@ class Pinner:
     """
     Keep the pins of one daemon. One task at a time calls `step`.
 
-    A crash at any point leaves links that the next step finds, and keeps or removes.
+    A crash at any point leaves links that the next step finds, and keeps or removes. A broker may move a
+    partition to another of its log directories. Its pins stay where they are until they are durable: a hard
+    link cannot follow it to another filesystem.
     """
 
     def __init__(
-        self, directories: Mapping[str, PinDirectory], *, budget_bytes: int, metrics: Metrics
+        self,
+        directories: Mapping[str, PinDirectory],
+        *,
+        budget_bytes: int,
+        metrics: Metrics,
+        left: Sequence[PinDirectory] = (),
     ) -> None:
-        """Take the pin directory of each log directory; a log directory without one is not pinned."""
+        """
+        Take the pin directory of each log directory; a log directory without one is not pinned.
+
+        In the directories *left* by an earlier configuration no pin is made.
+        """
         self._directories = directories
+        self._all = (*directories.values(), *left)
         self._budget_bytes = budget_bytes
         self._metrics = metrics
         self._unknown: set[str] = set()
@@ -75,8 +86,8 @@ class Pinner:
 
     @property
     def is_used(self) -> bool:
-        """Say whether any log directory has pins."""
-        return bool(self._directories)
+        """Say whether there is any directory for pins."""
+        return bool(self._all)
 
     def pins_of(self, partition: LocalPartition) -> PinnedLog:
         """
@@ -85,11 +96,19 @@ class Pinner:
         Raises:
             LocalFileError: Its pin directory cannot be read.
         """
-        directory = self._directories.get(partition.log_dir)
-        if directory is None:
-            return NO_PINS
+        return self._found(partition, self._all)
+
+    def _found(self, partition: LocalPartition, directories: Iterable[PinDirectory]) -> PinnedLog:
+        """Return the pins of one partition in *directories*; see `pins_of`."""
+        own, found, elsewhere = self._directories.get(partition.log_dir), NO_PINS, list[PinnedLog]()
         with self._busy:
-            return directory.found(partition)
+            for directory in directories:
+                there = directory.found(partition)
+                if directory is own:
+                    found = there
+                elif there.pins:
+                    elsewhere.append(replace(there, is_elsewhere=True))
+        return replace(found, elsewhere=tuple(elsewhere)) if elsewhere else found
 
     def listed(self) -> Callable[[LocalPartition], PinnedLog]:
         """
@@ -100,21 +119,22 @@ class Pinner:
         then the function asks for each partition.
         """
         with self._busy:
-            made, found = self._made, dict[str, frozenset[str]]()
-            for log_dir, directory in self._directories.items():
+            made, listed = self._made, list[tuple[PinDirectory, frozenset[str]]]()
+            unread: list[PinDirectory] = []
+            for directory in self._all:
                 # A root that cannot be read is a problem of each of its partitions.
-                with suppress(LocalFileError):
-                    found[log_dir] = directory.listed()
+                try:
+                    listed.append((directory, directory.listed()))
+                except LocalFileError:
+                    unread.append(directory)
+        pinned = [(directory, paths) for directory, paths in listed if paths]
 
         def pins_of(partition: LocalPartition) -> PinnedLog:
-            log_dir = partition.log_dir
-            if (
-                log_dir in found
-                and self._made == made
-                and not self._directories[log_dir].is_listed(found[log_dir], partition)
-            ):
-                return NO_PINS
-            return self.pins_of(partition)
+            own = self._directories.get(partition.log_dir)
+            there = [directory for directory, paths in pinned if directory.is_listed(paths, partition)]
+            if own is not None and own not in there and (own in unread or self._made != made):
+                there.append(own)
+            return self._found(partition, there) if there else NO_PINS
 
         return pins_of
 
@@ -148,29 +168,31 @@ class Pinner:
         is_complete: bool,
         clock: Callable[[], float],
     ) -> list[Pin]:
+        homes = [(facts, self._directories.get(facts.log.partition.log_dir)) for facts in partitions]
+        stay = self._adjusted([facts for facts, home in homes if home is None], clock)
+        for directory in self._all:
+            stay += self._adjusted([facts for facts, home in homes if home is directory], clock)
+            if is_complete:
+                # Read only where there are pins. Those of a partition may be in any directory.
+                known = chain((facts.log.partition for facts in partitions), others)
+                self._forget_deleted(directory, known)
         held: list[Pin] = []
-        for root, directory in self._directories.items():
-            ours = [facts for facts in partitions if facts.log.partition.log_dir == root]
-            kept: list[tuple[LocalPartition, Pin]] = []
-            for facts in ours:
-                with self._busy:
-                    kept.extend((facts.log.partition, pin) for pin in self._adjust(directory, facts, clock))
-            try:
-                kept = self._within_budget(directory, kept)
-                if is_complete:
-                    # Read only where there are pins.
-                    known = (
-                        one
-                        for one in chain((facts.log.partition for facts in partitions), others)
-                        if one.log_dir == root
-                    )
-                    self._forget_deleted(directory, known)
-            except LocalFileError as error:
-                self._count_failure(error)
+        for directory in self._all:
+            kept = self._within_budget(directory, [one for one in stay if directory.has(one[1])])
             held.extend(pin for _, pin in kept if pin.is_held)
         return held
 
-    def _adjust(self, directory: PinDirectory, facts: PinFacts, clock: Callable[[], float]) -> list[Pin]:
+    def _adjusted(
+        self, partitions: Iterable[PinFacts], clock: Callable[[], float]
+    ) -> list[tuple[LocalPartition, Pin]]:
+        """Carry out the plans of some partitions; return the pins that stay."""
+        stay: list[tuple[LocalPartition, Pin]] = []
+        for facts in partitions:
+            with self._busy:
+                stay.extend((facts.log.partition, pin) for pin in self._adjust(facts, clock))
+        return stay
+
+    def _adjust(self, facts: PinFacts, clock: Callable[[], float]) -> list[Pin]:
         """
         Carry out one partition's plan; return the pins that stay.
 
@@ -178,6 +200,7 @@ class Pinner:
         durable may have been cut off the archive, and the broker may have deleted its own file.
         """
         local_log = facts.log
+        directory = self._directories.get(local_log.partition.log_dir)
         plan = plan_pins(
             local_log,
             facts.pins,
@@ -185,32 +208,42 @@ class Pinner:
             expiring_end=facts.expiring_end,
             gaps=facts.gaps,
         )
+        if directory is None:
+            plan = replace(plan, make=())
         if plan.make:
             self._made += 1
         if clock() > facts.good_until:
-            return self._make_only(directory, facts, plan)
+            self._make_only(directory, facts, plan)
+            return list(facts.pins)
         gone = {*plan.release, *plan.stray}
         kept = [pin for pin in facts.pins if pin not in gone]
         try:
             # Stray pins go before the log is noted as the one that the pins belong to. Releases go before
             # new pins: a segment that replaced another may have the same bounds, and so the same names.
-            kept += self._set_aside(directory, local_log.partition, plan.stray)
-            if plan.release:
-                directory.release(local_log.partition, plan.release)
-            if local_log.segments and (plan.make or any(not pin.is_stray for pin in kept)):
-                self._note(directory, local_log)
-            for segment in plan.make:
-                directory.make(local_log.partition, segment)
-            if plan.make:
-                # The broker may have deleted all of these since the scan: then there is nothing to note.
-                directory.tidy(local_log.partition)
+            for place in self._all:
+                kept += self._set_aside(place, local_log.partition, _in(place, plan.stray))
+                if release := _in(place, plan.release):
+                    place.release(local_log.partition, release)
+            if directory is not None:
+                self._make(directory, local_log, plan, kept)
         except LocalFileError as error:
             self._count_failure(error)
         return kept
 
-    def _make_only(self, directory: PinDirectory, facts: PinFacts, plan: PinPlan) -> list[Pin]:
+    def _make(self, directory: PinDirectory, local_log: LocalLog, plan: PinPlan, kept: Sequence[Pin]) -> None:
+        """Note the log that the pins in *directory* belong to, and make those of *plan*."""
+        is_pinned_here = any(not pin.is_stray for pin in _in(directory, kept))
+        if local_log.segments and (plan.make or is_pinned_here):
+            self._note(directory, local_log)
+        for segment in plan.make:
+            directory.make(local_log.partition, segment)
+        if plan.make:
+            # The broker may have deleted all of these since the scan: then there is nothing to note.
+            directory.tidy(local_log.partition)
+
+    def _make_only(self, directory: PinDirectory | None, facts: PinFacts, plan: PinPlan) -> None:
         """
-        Pin what has no pin yet, as an outdated plan may; return the pins that stay, which are all.
+        Pin what has no pin yet, as an outdated plan may; all pins stay.
 
         The log is not noted as the one that they belong to, and nothing is pinned beside stray pins.
         """
@@ -222,11 +255,10 @@ class Pinner:
         pinned = {pin.segment.base_offset for pin in facts.pins}
         try:
             for segment in () if plan.stray else plan.make:
-                if segment.base_offset not in pinned:
+                if directory is not None and segment.base_offset not in pinned:
                     directory.make(facts.log.partition, segment)
         except LocalFileError as error:
             self._count_failure(error)
-        return list(facts.pins)
 
     def _note(self, directory: PinDirectory, local_log: LocalLog) -> None:
         """Note the log's properties beside the pins; pins hold without a note, but may be judged stray."""
@@ -257,10 +289,16 @@ class Pinner:
     def _within_budget(
         self, directory: PinDirectory, kept: list[tuple[LocalPartition, Pin]]
     ) -> list[tuple[LocalPartition, Pin]]:
-        given_up = pins_over_budget([pin for _, pin in kept], budget_bytes=self._budget_bytes)
+        over_budget = pins_over_budget([pin for _, pin in kept], budget_bytes=self._budget_bytes)
+        given_up: list[Pin] = []
         for partition, pin in kept:
-            if pin in given_up:
-                directory.release(partition, [pin])
+            if pin in over_budget:
+                try:
+                    directory.release(partition, [pin])
+                except LocalFileError as error:
+                    self._count_failure(error)
+                    continue
+                given_up.append(pin)
                 self._metrics.pins_given_up.inc()
                 log.error(
                     "pinned segment given up: the pins are at their limit, and the data is lost",
@@ -273,12 +311,21 @@ class Pinner:
 
     def _forget_deleted(self, directory: PinDirectory, partitions: Iterable[LocalPartition]) -> None:
         """Remove the pins of deleted partitions, after two scans that lack them: one scan may be mistaken."""
-        unknown = directory.others(partitions)
-        for path in sorted(unknown & self._unknown):
-            log.info("pins of a partition that is gone are removed", path=path)
-            directory.remove(path)
+        try:
+            unknown = directory.others(partitions)
+            for path in sorted(unknown & self._unknown):
+                log.info("pins of a partition that is gone are removed", path=path)
+                directory.remove(path)
+        except LocalFileError as error:
+            self._count_failure(error)
+            return
         self._unknown -= self._unknown_in(directory)
         self._unknown |= unknown
 
     def _unknown_in(self, directory: PinDirectory) -> set[str]:
         return {path for path in self._unknown if path.startswith(f"{directory.root}/")}
+
+
+def _in(directory: PinDirectory, pins: Sequence[Pin]) -> list[Pin]:
+    """Return those of *pins* that are in *directory*."""
+    return [pin for pin in pins if directory.has(pin)]

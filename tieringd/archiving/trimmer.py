@@ -58,6 +58,11 @@ replicas or for a user's deletion.
 """
 PUT_OFF_MS = 60_000
 """How long a trim that did not happen for a reason that passes waits, if nothing else brings another step."""
+DIFFERS_MS = 3_600_000
+"""
+How long a file that differs from its stored copy is not read again. A trim of it may be due in each round,
+and a file may have a gigabyte.
+"""
 STALE_SCAN_SECONDS = 60.0
 """
 How long after a trim older observations are not used for another trim: they show segments that are already
@@ -155,6 +160,7 @@ class Trimmer(PartitionLogger):
         "_ages_ms",
         "_broker",
         "_denied_until_ms",
+        "_differs",
         "_failure",
         "_is_current",
         "_is_held",
@@ -209,6 +215,8 @@ class Trimmer(PartitionLogger):
         self.is_put_off = False
         """Whether the last trim did not happen for a reason that passes by itself, as a broker's refusal."""
         self._proved: dict[int, tuple[int, int, int]] = {}
+        self._differs: tuple[TrimCandidate, int] | None = None
+        """The last candidate that differed from its stored copy, and until when it counts as such."""
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf
         self._failure = ""
@@ -374,6 +382,9 @@ class Trimmer(PartitionLogger):
         for candidate in candidates:
             local = candidate.local
             if self._proved.get(local.base_offset) != local.identity:
+                known = self._differs
+                if known is not None and known[0] == candidate and self._steady_ms() < known[1]:
+                    break
                 if not await self._is_same(candidate):
                     break
                 self._proved[local.base_offset] = local.identity
@@ -408,6 +419,7 @@ class Trimmer(PartitionLogger):
             self._log.warning("segment cannot be compared before a trim", error=str(error))
             return False
         if difference:
+            self._differs = candidate, self._steady_ms() + DIFFERS_MS
             self._log.error(
                 "local segment differs from its stored copy; it is not trimmed",
                 base_offset=local.base_offset,

@@ -56,7 +56,11 @@ _SIDE_KINDS: Final = (LogFileKind.OFFSET_INDEX, LogFileKind.TIME_INDEX, LogFileK
 
 @dataclass(frozen=True, slots=True)
 class PinDirectory:
-    """The pins of one log directory. Functions here block; services call them in a thread."""
+    """
+    The pins of one log directory. Functions here block; services call them in a thread.
+
+    A partition's pins are found by its name and topic id, in whatever log directory it is.
+    """
 
     root: str
 
@@ -171,6 +175,10 @@ class PinDirectory:
                 path=segment.path,
                 hint=_HINT,
             ) from error
+
+    def has(self, pin: Pin) -> bool:
+        """Say whether *pin* is in this directory."""
+        return pin.segment.path.startswith(f"{self.root}/")
 
     def release(self, partition: LocalPartition, pins: Sequence[Pin]) -> None:
         """

@@ -179,6 +179,15 @@ def resolve_topic(
     replica_of = _first([place.read_replica for place in places])
     wants_write = defaults.remote_write if write is None else write
     remote_write = defaults.enabled and wants_write and not replica_of
+    never_trimmed_because = why_never_trimmed(
+        is_kafka=defaults.is_kafka,
+        is_compact_only=is_compact_only,
+        is_internal=name.startswith(_INTERNAL_PREFIX),
+        is_read_remotely=remote_read,
+    )
+    managed_retention = defaults.enabled and bool(
+        _first([one.managed_retention for one in _matching(name, overrides)])
+    )
     delete = _first([place.remote_delete for place in places])
     return TopicConfig(
         remote_write=remote_write,
@@ -190,26 +199,28 @@ def resolve_topic(
         ),
         is_compacted="compact" in cleanup,
         is_compact_only=is_compact_only,
-        never_trimmed_because=why_never_trimmed(
-            is_kafka=defaults.is_kafka,
-            is_compact_only=is_compact_only,
-            is_internal=name.startswith(_INTERNAL_PREFIX),
-            is_read_remotely=remote_read,
-        ),
+        never_trimmed_because=never_trimmed_because,
         total=total,
         retention_pace=defaults.pace,
         target_manifest_bytes=defaults.target_manifest_bytes,
         merging=defaults.merging,
         reuploads_compacted=defaults.reuploads_compacted and remote_write and "compact" in cleanup,
         segment_bytes=_size(broker_properties, "segment.bytes"),
-        managed_retention=defaults.enabled
-        and bool(_first([one.managed_retention for one in _matching(name, overrides)])),
+        managed_retention=managed_retention,
         broker_retention_ms=broker_retention_ms,
         broker_retention_bytes=broker_retention_bytes,
         may_elect_uncleanly=broker_properties.get("unclean.leader.election.enable") == "true",
         problems=(
             *problems,
             *_refused_write(name, replica_of if write else None),
+            *_not_managed(
+                name,
+                is_wanted=managed_retention,
+                because=never_trimmed_because if remote_write else "remote write is off for the topic",
+                is_unlimited_by_us=original is not None
+                and broker_retention_ms is None
+                and broker_retention_bytes is None,
+            ),
             *(f"topic {name}: {remark}" for remark in local_target.remarks),
         ),
     )
@@ -232,6 +243,20 @@ def _refused_write(topic: str, replica_of: str | None) -> tuple[str, ...]:
         "read replica is never uploaded; remove one of them"
     )
     return (problem,)
+
+
+def _not_managed(topic: str, *, is_wanted: bool, because: str, is_unlimited_by_us: bool) -> tuple[str, ...]:
+    """Say that a topic's retention is not managed: *because*, if it is wanted at all."""
+    if is_unlimited_by_us and (because or not is_wanted):
+        why = because or "tieringd.managed.retention is off"
+        problem = (
+            f"topic {topic}: tieringd has made the broker's retention unlimited, and does not manage it any "
+            f"more ({why}): nothing deletes from the log now; run `tieringd topic release {topic}`"
+        )
+        return (problem,)
+    if is_wanted and because:
+        return (f"topic {topic}: tieringd.managed.retention has no effect: {because}",)
+    return ()
 
 
 def is_pattern(name: str) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from tieringd.daemon.ownership_check import ArchiveCheck, note_host
 from tieringd.daemon.read_cache import ReadCache
 from tieringd.daemon.state_lock import sole_owner
 from tieringd.daemon.workers.gateway_workers import GatewayWorkers, gateway_with_workers
-from tieringd.errors import ConfigError
+from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
@@ -277,7 +277,10 @@ def _reconciler(
     if config.broker.kind == "kafka" and config.pin_segments:
         for log_dir in map(str, config.broker.log_dirs):
             metrics.health.pins_available.labels(log_dir).set(log_dir in directories)
-    pinner = Pinner(directories, budget_bytes=config.pin_max_bytes, metrics=metrics)
+    left = left_pin_directories(config, directories.values())
+    for one in left:
+        log.info("pins of an earlier configuration are archived, and go then", path=one.root)
+    pinner = Pinner(directories, budget_bytes=config.pin_max_bytes, metrics=metrics, left=left)
     registry = TopicRegistry(archive.store, archive.manifests)
     interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(
@@ -366,13 +369,39 @@ def pin_candidates(config: Config, log_dir: Path) -> list[str]:
     # Without a broker no other process deletes segments.
     if config.broker.kind != "kafka" or not config.pin_segments:
         return []
-    name = quote(str(log_dir), safe="")
-    if config.broker.pin_directory is not None:
-        return [str(config.broker.pin_directory / name)]
+    named = _named_pin_places(config, log_dir)
+    return named or _usual_pin_places(config, log_dir)
+
+
+def _named_pin_places(config: Config, log_dir: Path) -> list[str]:
+    place = config.broker.pin_directory
+    return [] if place is None else [str(place / quote(str(log_dir), safe=""))]
+
+
+def _usual_pin_places(config: Config, log_dir: Path) -> list[str]:
     return [
-        str(config.state_directory / "pins" / name),
+        str(config.state_directory / "pins" / quote(str(log_dir), safe="")),
         str(log_dir.parent / f".{log_dir.name}.tieringd-pins"),
     ]
+
+
+def left_pin_directories(config: Config, used: Collection[PinDirectory]) -> list[PinDirectory]:
+    """
+    Return the directories with pins that are not *used*: an earlier configuration had its pins there.
+
+    They may hold what is not durable yet, and nothing else would ever remove them.
+    """
+    if config.broker.kind != "kafka":
+        return []
+    left: list[PinDirectory] = []
+    for log_dir in config.broker.log_dirs:
+        for place in (*_named_pin_places(config, log_dir), *_usual_pin_places(config, log_dir)):
+            directory = PinDirectory(place)
+            # A directory that cannot be read is none of ours.
+            with suppress(LocalFileError):
+                if directory not in used and directory.others(()):
+                    left.append(directory)
+    return left
 
 
 def _pin_directories(config: Config) -> dict[str, PinDirectory]:

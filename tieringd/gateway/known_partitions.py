@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
-from tieringd.model.partition import LogBounds, TopicIdPartition
+from tieringd.model.partition import NO_TOPIC_ID, LogBounds, TopicIdPartition
 from tieringd.policies.pinning import Pin
 
 FORGOTTEN_AFTER_SECONDS: Final = 3600.0
@@ -154,7 +154,8 @@ class NotedDeletions:
     What clients of the port have deleted since the start of the daemon.
 
     A scan may miss a partition for a moment, as when its log directory cannot be read. So a deletion counts
-    until its partition has not been readable for an hour.
+    until its partition has not been readable for an hour. A topic without an id may be another one when it is
+    seen again: what was deleted of it is forgotten at once.
     """
 
     def __init__(
@@ -187,7 +188,9 @@ class NotedDeletions:
         for partition in tuple(self._noted):
             if partition in readable:
                 self._absent_since.pop(partition, None)
-            elif now - self._absent_since.setdefault(partition, now) >= FORGOTTEN_AFTER_SECONDS:
+                continue
+            absent_seconds = now - self._absent_since.setdefault(partition, now)
+            if partition.topic_id == NO_TOPIC_ID or absent_seconds >= FORGOTTEN_AFTER_SECONDS:
                 del self._noted[partition], self._absent_since[partition]
 
 

@@ -51,6 +51,19 @@ class PinnedLog:
     """The leader-epoch history of log and pins then; None when it was not noted."""
     anchor: int | None = None
     """The inode of the log's last segment then. A hard link of tieringd keeps the inode from being reused."""
+    is_elsewhere: bool = False
+    """
+    Whether they are of another log directory, where the log was before, or of an earlier configuration.
+
+    Their inodes may be of another filesystem, and are no evidence.
+    """
+    elsewhere: tuple[PinnedLog, ...] = ()
+    """The pins of the partition in other places, each with the note that is there."""
+
+    @property
+    def all_pins(self) -> tuple[Pin, ...]:
+        """Return all pins, wherever they are."""
+        return sum((one.pins for one in self.elsewhere), self.pins)
 
 
 NO_PINS: Final = PinnedLog()
@@ -82,6 +95,20 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
         CorruptDataError: The epochs alone speak for the pins, and they may be those of the log before this
             one. The next scan finds the broker's new file.
     """
+    if not found.elsewhere:
+        return _judged(log, found)
+    epochs, pins = log.epochs, list[Pin]()
+    for one in (found, *found.elsewhere):
+        # Each note is of another time, and speaks for the pins beside it alone.
+        extended, more = _judged(log, one)
+        pins += more
+        if extended is not log:
+            epochs = _joined(extended.epochs, epochs, same_to=math.inf)
+    return log if epochs == log.epochs else replace(log, epochs=epochs), tuple(pins)
+
+
+def _judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
+    """Judge the pins in one place; see `judged`."""
     if not found.pins or (first_offset := log.first_offset) is None:
         return log, found.pins
     same_by_files, same_by_epochs = _same_by_files(log, found), _same_by_epochs(log, found.epochs)
@@ -132,6 +159,8 @@ def _joined(noted: EpochHistory, found: EpochHistory, *, same_to: float) -> Epoc
 
 def _same_by_files(log: LocalLog, found: PinnedLog) -> float:
     """Return the base of the last segment of *log* that has had a link since the last observation."""
+    if found.is_elsewhere:
+        return -math.inf
     ours = {found.anchor, *(pin.segment.inode for pin in found.pins if not pin.is_stray)}
     return max((one.base_offset for one in log.segments if one.inode in ours), default=-math.inf)
 
@@ -234,12 +263,13 @@ def with_pins(log: LocalLog, pins: Sequence[Pin]) -> tuple[LocalSegment, ...]:
     Return the segments that can be uploaded: those of *log*, preceded by those that only pins hold.
 
     A pinned segment that overlaps the log's first segment, as after the broker deleted records inside it,
-    is left out: the log's own is newer. So are stray pins, and all pins while the log has no segment.
+    is left out: the log's own is newer. So are stray pins, and all pins while the log has no segment. Of pins
+    in two places that overlap, the one that begins first counts.
     """
     first_offset = log.first_offset
-    before = [
-        pin.segment
-        for pin in sorted(pins, key=lambda one: one.segment.base_offset)
-        if first_offset is not None and _end(pin.segment) <= first_offset and not pin.is_stray
-    ]
+    before: list[LocalSegment] = []
+    for pin in sorted(pins, key=lambda one: one.segment.base_offset):
+        is_ours = first_offset is not None and _end(pin.segment) <= first_offset and not pin.is_stray
+        if is_ours and (not before or pin.segment.base_offset >= _end(before[-1])):
+            before.append(pin.segment)
     return (*before, *log.segments)

@@ -99,10 +99,12 @@ class TopicRegistry:
                 seen.add(key)
                 if self._versions.get(key) != info.version:
                     is_changed |= await self._read(key, info.version)
-        for gone in self._known.keys() - seen:
-            is_changed = True
-            del self._known[gone]
-            self._versions.pop(gone, None)
+        for missing in self._known.keys() - seen:
+            # A broker that was formatted anew is of another cluster.
+            if cluster not in {None, missing.cluster} or await self._is_gone(missing):
+                is_changed = True
+                del self._known[missing]
+                self._versions.pop(missing, None)
         self.is_known = True
         return is_changed
 
@@ -155,6 +157,13 @@ class TopicRegistry:
         """
         self._known[key] = await self._manifests.change_topic(key, change)
         return self._known[key]
+
+    async def _is_gone(self, key: TopicKey) -> bool:
+        """Ask for one topic's manifest: a listing may be behind, and a paused topic has to stay paused."""
+        try:
+            return await self._manifests.load_topic(key) is None
+        except CorruptDataError:
+            return False
 
     async def _read(self, key: TopicKey, version: str) -> bool:
         """Read a topic's manifest; return whether it differs from the known one."""

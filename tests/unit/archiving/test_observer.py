@@ -96,6 +96,7 @@ broker: {{kind: none, log_dirs: [{log_dir}]}}
 state_directory: /nowhere/state
 cloud_storage_enabled: true
 cloud_storage_enable_remote_write: true
+cloud_storage_enable_remote_read: true
 cloud_storage_backend: file
 cloud_storage_file_root: /nowhere/archive
 cloud_storage_reconciliation_interval_ms: {INTERVAL_SECONDS * 1000}
@@ -125,6 +126,14 @@ def wanted(snapshot) -> dict[str, int]:
 
 def followed(snapshot) -> list[str]:
     return sorted(str(one.partition) for one in snapshot.followed)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_retention_of_a_topic_that_is_never_trimmed_stays_the_brokers(make_watch, is_read):
+    """Nothing would delete from its log any more, and the disk would fill."""
+    managed = f"{{tieringd.managed.retention: true, redpanda.remote.read: {str(is_read).lower()}}}"
+    snapshot = await make_watch(topics=f"{{orders: {managed}}}").scan()
+    assert [key.topic for key in snapshot.managed] == ["orders"] * is_read
 
 
 async def test_scan_has_an_observation_for_each_partition_that_is_led(watch, writers):

@@ -70,7 +70,8 @@ async def step(pinner, *writers, next_offset=None, is_complete=True) -> None:
 
 def held(pinner: Pinner, writer: LogWriter) -> list[tuple[int, bool]]:
     """Return each pin's base and whether only the pin holds its bytes."""
-    return [(each.segment.base_offset, each.is_held) for each in pinner.pins_of(writer.partition).pins]
+    found = pinner.pins_of(writer.partition)
+    return sorted((each.segment.base_offset, each.is_held) for each in found.all_pins)
 
 
 def contents(segments) -> list[bytes]:
@@ -262,7 +263,7 @@ async def test_pins_of_a_partition_that_is_on_disk_stay_although_the_broker_does
 
 async def test_log_directories_have_pins_and_budgets_of_their_own(tmp_path, metrics):
     """The pins of one disk do not count for another, and a directory without a pin root is not pinned."""
-    writers = [LogWriter(tmp_path / name) for name in ("a", "b", "c")]
+    writers = [LogWriter(tmp_path / name, "orders", number) for number, name in enumerate(("a", "b", "c"))]
     for each in writers:
         each.closed_segment()
         each.closed_segment()
@@ -280,6 +281,130 @@ async def test_log_directories_have_pins_and_budgets_of_their_own(tmp_path, metr
     await step(pinner, *writers)
     assert [held(pinner, each) for each in writers] == [[(0, True), (3, False)], [(0, True), (3, False)], []]
     assert value(metrics, "pinned_bytes") == 2 * size_bytes
+    assert value(metrics, "pins_given_up_total") == 0
+
+
+@pytest.fixture
+def two_disks(tmp_path, metrics):
+    """Give a function that makes a pinner of the log directories a and b, and their pins, by name."""
+    roots = {name: tmp_path / f"{name}-pins" for name in ("a", "b")}
+    for root in roots.values():
+        root.mkdir()
+
+    def make(*names, budget_bytes=AMPLE):
+        directories = {str(tmp_path / name): PinDirectory(str(roots[name])) for name in names}
+        left = [PinDirectory(str(root)) for name, root in roots.items() if name not in names]
+        return Pinner(directories, budget_bytes=budget_bytes, metrics=metrics, left=left)
+
+    return make
+
+
+def moved(writer, log_dir):
+    """Let the broker move a partition to another log directory; return it there, with files of its own."""
+    there = log_dir / str(writer.name)
+    shutil.copytree(writer.path, there)
+    shutil.rmtree(writer.path)
+    writer.path, writer.partition = there, replace(writer.partition, path=str(there), log_dir=str(log_dir))
+
+
+def drop_head(writer):
+    """Let retention delete the first segment, and let the broker write down where its first epoch begins."""
+    writer.drop_head()
+    first_offset = writer.local_log().first_offset
+    writer.epochs = [(epoch, max(start_offset, first_offset)) for epoch, start_offset in writer.epochs]
+    writer._write_epochs()
+
+
+def upload_of(pinner, writer):
+    """Return what an observation of a log would upload."""
+    log, pins = judged(writer.local_log(), pinner.listed()(writer.partition))
+    return Observation(log, writer.bounds(), None, pins, scan_number=1).uploadable.segments
+
+
+async def test_pins_of_a_partition_that_was_moved_to_another_disk_stay_until_they_are_durable(
+    tmp_path, two_disks, metrics
+):
+    """
+    Only they hold what the broker's retention has deleted while the store was away.
+
+    What the moved log has is pinned there.
+    """
+    writer, pinner = LogWriter(tmp_path / "a"), two_disks("a", "b")
+    for _ in range(3):
+        writer.closed_segment()
+    before = contents(writer.local_log().closed_segments)
+    await step(pinner, writer)
+    drop_head(writer)
+    await step(pinner, writer)
+    moved(writer, tmp_path / "b")
+    for _ in range(3):
+        await step(pinner, writer)
+    assert held(pinner, writer) == [(0, True), (3, False), (6, False)]
+    drop_head(writer)
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(0, True), (3, True), (6, False)]
+    assert contents(upload_of(pinner, writer)[:3]) == before
+    assert value(metrics, "pinned_segments") == 2
+
+    await step(pinner, writer, next_offset=6)
+    assert held(pinner, writer) == [(6, False)]
+    assert list((tmp_path / "a-pins").iterdir()) == []
+    await step(pinner, writer, next_offset=9)
+    assert list((tmp_path / "b-pins").iterdir()) == []
+
+
+async def test_pins_of_before_a_move_are_set_aside_where_the_log_began_anew(tmp_path, two_disks):
+    """Inodes of another disk prove nothing, and no leader epoch is in both histories."""
+    writer, pinner = LogWriter(tmp_path / "a"), two_disks("a", "b")
+    writer.closed_segment()
+    await step(pinner, writer)
+    shutil.rmtree(writer.path)
+    other = LogWriter(tmp_path / "b", first_offset=30)
+    other.begin_epoch(7)
+    other.closed_segment()
+    with capture_logs() as lines:
+        await step(pinner, other)
+    assert "pinned segment set aside: nothing shows that it is of the log that is there now" in [
+        line["event"] for line in lines
+    ]
+    assert [each.base_offset for each in upload_of(pinner, other)] == [30, 33]
+
+
+async def test_pins_of_an_earlier_configuration_are_archived_and_go(tmp_path, two_disks):
+    """No pin is made there, also where nothing is pinned any more."""
+    writer = LogWriter(tmp_path / "a")
+    for _ in range(2):
+        writer.closed_segment()
+    before = contents(writer.local_log().closed_segments)
+    await step(two_disks("a"), writer)
+    drop_head(writer)
+    drop_head(writer)
+    pinner = two_disks()
+    assert pinner.is_used
+    for _ in range(3):
+        await step(pinner, writer)
+    assert held(pinner, writer) == [(0, True), (3, True)]
+    assert contents(upload_of(pinner, writer)[:2]) == before
+    writer.closed_segment()
+    await step(pinner, writer, next_offset=6)
+    assert held(pinner, writer) == []
+    assert list((tmp_path / "a-pins").iterdir()) == []
+
+
+async def test_each_disk_has_the_budget_of_its_own_pins(tmp_path, two_disks, metrics):
+    """The pins that a moved partition has left behind take no room on the other disk."""
+    writer = LogWriter(tmp_path / "a")
+    for _ in range(3):
+        writer.closed_segment()
+    pinner = two_disks("a", "b", budget_bytes=len(writer.data_of(0)))
+    await step(pinner, writer)
+    drop_head(writer)
+    await step(pinner, writer)
+    moved(writer, tmp_path / "b")
+    await step(pinner, writer)
+    drop_head(writer)
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(0, True), (3, True), (6, False)]
     assert value(metrics, "pins_given_up_total") == 0
 
 

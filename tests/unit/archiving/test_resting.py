@@ -10,14 +10,17 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in
+from tests.fakes.counted_calls import CountedCalls
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
-from tieringd.archiving.trimmer import DENIED_PAUSE_MS, PUT_OFF_MS
+from tieringd.archiving.trimmer import DENIED_PAUSE_MS, DIFFERS_MS, PUT_OFF_MS
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_plan import UploadLimits
@@ -149,6 +152,30 @@ async def test_trim_that_failed_is_tried_again_though_nothing_changes(daemon, er
         await daemon.round()
         assert [writer.log_start_offset for writer in daemon.writers] == [3, 3, 3]
         await settled(daemon)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Count the comparisons of files. The daemon makes its remote log itself."""
+    return CountedCalls.of(monkeypatch, RemoteLog, "local_checksums")
+
+
+@virtually
+async def test_file_that_differs_from_the_archive_is_read_once(daemon, compared):
+    """A trim is due in each round, and the whole file would be read for it each time."""
+    async with daemon.running():
+        await settled(daemon)
+        daemon.writers[1].flip_byte(0)
+        daemon.broker.configs["orders"] = {"local.retention.ms": "1"}
+        with capture_logs() as lines:
+            for _ in range(5):
+                await daemon.round()
+        assert [writer.log_start_offset for writer in daemon.writers] == [3, 0, 3]
+        assert sum("differs from its stored copy" in one["event"] for one in lines) == 1
+        assert len(compared.calls) == 1
+        daemon.clock.now_ms += DIFFERS_MS
+        await daemon.round()
+        assert len(compared.calls) == 2
 
 
 @virtually

@@ -454,6 +454,38 @@ def test_total_retention_of_a_managed_topic_is_what_the_broker_had(on_broker, ef
     assert (found.total.limit_ms, found.total.limit_bytes) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_recorded", "on_broker", "said"),
+    [
+        pytest.param({}, True, "-1", "", id="managed"),
+        pytest.param({"tieringd.managed.retention": "false"}, False, "-1", "", id="never managed"),
+        pytest.param(
+            {"tieringd.managed.retention": "false"}, True, "-1", "release orders", id="not any more"
+        ),
+        pytest.param({"tieringd.managed.retention": "false"}, True, "7000", "", id="set on the broker since"),
+        pytest.param(
+            {"redpanda.remote.write": "false"}, True, "-1", "remote write is off", id="not archived"
+        ),
+        pytest.param({"redpanda.remote.read": "false"}, True, "-1", "release orders", id="not read"),
+        pytest.param({"redpanda.remote.read": "false"}, False, "7000", "has no effect", id="never read"),
+    ],
+)
+def test_topic_that_nothing_deletes_from_any_more_is_told(settings, is_recorded, on_broker, said):
+    """The broker's retention is unlimited because we said so. What manages it was switched off since."""
+    wanted = {
+        "tieringd.managed.retention": "true",
+        "redpanda.remote.write": "true",
+        "redpanda.remote.read": "true",
+    } | settings
+    file = "topics: {orders: {" + ", ".join(f"{name}: {value}" for name, value in wanted.items()) + "}}\n"
+    original = OriginalRetention("86400000", None, 86_400_000, -1) if is_recorded else None
+    found = parsed(STRICT + file).topic(
+        "orders", {"retention.ms": on_broker}, recorded_topic(original_retention=original)
+    )
+    assert len(found.problems) == bool(said)
+    assert said in " ".join(found.problems)
+
+
 def test_total_retention_says_whether_clients_read_the_archive():
     """The broker's own retention comes first for a topic that is only written to the archive."""
     assert not topic().total.is_read_remotely

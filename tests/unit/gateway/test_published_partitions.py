@@ -13,7 +13,7 @@ from tieringd.gateway.known_partitions import FORGOTTEN_AFTER_SECONDS, Published
 from tieringd.gateway.published_partitions import KEPT_MAX, FoundPartition, PublishedPartitions
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
-from tieringd.model.partition import LogBounds, TopicIdPartition
+from tieringd.model.partition import NO_TOPIC_ID, LogBounds, TopicIdPartition
 
 ORDERS = TopicIdPartition("c", "orders", "AAAAAAAAAAAAAAAAAAAAAg", 0)
 MANIFEST = PartitionManifest(ORDERS, 0, 100, leader_epoch=3, epochs=((3, 0),))
@@ -209,3 +209,14 @@ async def test_deletion_of_a_partition_that_is_gone_is_forgotten_in_time():
         known.set_names(names)
         assert known.may_be_deleted_before(ORDERS) == hidden
         await asyncio.sleep(seconds)
+
+
+@virtually
+async def test_deletion_of_a_topic_without_an_id_is_forgotten_when_it_is_gone():
+    """The topic of this name that comes next may be another one, whose records nobody has deleted."""
+    known = worker_of(FakeDaemon())
+    without_id = replace(ORDERS, topic_id=NO_TOPIC_ID)
+    known.hide(without_id, RecordDeletion(30, 3))
+    assert known.may_be_deleted_before(without_id) == 30
+    known.set_names(NAMES)
+    assert known.may_be_deleted_before(without_id) == 0

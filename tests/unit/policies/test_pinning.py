@@ -26,7 +26,7 @@ from tieringd.policies.pinning import (
 def pin(base_offset: int, next_offset: int, *, is_held: bool = False, **changes) -> Pin:
     """Return a pin of the segment that `values.local` gives, so of the same file as the log's."""
     path = f"/pins/orders-3/{base_offset:020d}-{next_offset:020d}.log"
-    return Pin(replace(local(base_offset, next_offset), path=path, **changes), is_held)
+    return Pin(replace(local(base_offset, next_offset), **{"path": path, **changes}), is_held)
 
 
 def bases(segments) -> list[int]:
@@ -288,6 +288,37 @@ def test_pin_is_of_the_log_that_has_a_file_of_that_time(anchor, expected):
     The leader epochs do not matter for that.
     """
     assert strays(log_with([(9, 20)]), PinnedLog(HEAD, ((3, 0),), anchor)) == expected
+
+
+def test_file_with_that_number_on_another_disk_says_nothing():
+    """Two filesystems number their files alike. Only the leader epochs speak for pins in another place."""
+    elsewhere = PinnedLog(HEAD, ((3, 0),), 21, is_elsewhere=True)
+    log, pins = judged(log_with([(9, 20)]), PinnedLog(elsewhere=(elsewhere,)))
+    assert [one.is_stray for one in pins] == [True, True]
+    assert log.epochs == ((9, 20),)
+    log, pins = judged(log_with([(3, 20)]), PinnedLog(elsewhere=(elsewhere,)))
+    assert [one.is_stray for one in pins] == [False, False]
+    assert log.epochs == ((3, 0),)
+
+
+def test_note_speaks_for_the_pins_beside_it_alone():
+    """
+    Epoch 3 went on where the pins here have epoch 4, which only a note beside them could tell.
+
+    The log's history goes back as far as that of the pins that are its own.
+    """
+    elsewhere = PinnedLog((pin(0, 10),), ((2, 0), (3, 5)), is_elsewhere=True)
+    log = replace(local_log([40, 50]), epochs=((3, 40), (5, 45)))
+    for note in (None, ((4, 10),)):
+        found, pins = judged(log, PinnedLog((pin(10, 20),), note, elsewhere=(elsewhere,)))
+        assert {one.segment.base_offset: one.is_stray for one in pins} == {10: True, 0: False}
+        assert found.epochs == ((2, 0), (3, 5), (5, 45))
+
+
+def test_pins_in_two_places_are_uploaded_once():
+    """The one that begins first counts, where pins overlap."""
+    pins = [pin(0, 10), pin(0, 10, path="/elsewhere"), pin(5, 15), pin(10, 20)]
+    assert bases(with_pins(local_log([20, 30]), pins)) == [0, 10, 20, 30]
 
 
 def test_file_of_that_time_says_nothing_of_what_lies_past_its_base():

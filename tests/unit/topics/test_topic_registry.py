@@ -18,11 +18,16 @@ ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
 
 
 class CountingStore(MemoryStore):
-    """Counts what is read."""
+    """Counts what is read. Its listings leave out what is hidden."""
 
     def __init__(self):
         super().__init__()
         self.reads = []
+        self.hidden = set()
+
+    async def list_page(self, prefix, **options):
+        page = await super().list_page(prefix, **options)
+        return replace(page, objects=tuple(one for one in page.objects if one.key not in self.hidden))
 
     async def get(self, key):
         self.reads.append(key)
@@ -97,6 +102,26 @@ async def test_topic_whose_manifest_is_gone_is_forgotten(registry, manifests, st
     await store.delete_many([topic_manifest_key(ORDERS)])
     await registry.refresh("cluster")
     assert registry.manifest(ORDERS) is None
+
+
+async def test_topic_that_a_listing_misses_stays_paused(registry, manifests, store):
+    """A listing may be behind. Only a request for the manifest itself tells that it is gone."""
+    await manifests.change_topic(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
+    await registry.refresh("cluster")
+    store.hidden = {topic_manifest_key(ORDERS)}
+    assert not await registry.refresh("cluster")
+    assert registry.is_paused(ORDERS)
+    await store.delete_many([topic_manifest_key(ORDERS)])
+    assert await registry.refresh("cluster")
+    assert registry.manifest(ORDERS) is None
+
+
+async def test_topics_of_the_cluster_before_are_forgotten(registry, manifests):
+    """A broker may be formatted anew while the daemon runs. The other cluster's topics are still there."""
+    await manifests.ensure_topic(ORDERS, partition_count=1)
+    await registry.refresh("cluster")
+    assert await registry.refresh("another")
+    assert registry.manifests == ()
 
 
 async def test_damaged_manifest_keeps_what_was_known(registry, manifests, store):
