@@ -453,6 +453,20 @@ def test_groups_of_an_endpoint_are_those_of_all_its_workers():
     assert [found[f"tieringd_endpoint_{name}"] for name in names] == [3, 30, 3]
 
 
+def test_connections_to_the_store_are_counted_over_all_processes():
+    """Each process has connections of its own: what is under way is compared with all of them."""
+    figures, daemon = NOTHING, Metrics()
+    workers = [Metrics(), Metrics()]
+    for each in (daemon, *workers):
+        each.store_in_flight.set(15)
+        each.store_connections.set(20)
+    for worker in workers:
+        figures = added(figures, figures_of((worker.default_page, worker.by_topic)))
+    page = generate_latest(MergedPage(daemon.default_page, lambda: figures)).decode()
+    assert "\ntieringd_store_requests_in_flight 45.0\n" in page
+    assert "\ntieringd_store_connections_limit 60.0\n" in page
+
+
 def test_forgotten_topic_leaves_no_series_of_any_counter():
     """All that was counted for a topic goes, by error as well; its neighbour's stays as it is."""
     metrics = Metrics()

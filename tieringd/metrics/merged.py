@@ -24,6 +24,7 @@ ADDED_GAUGES: Final = frozenset(
         "tieringd_cache_open_chunks",
         "tieringd_cache_hydrations_in_progress",
         "tieringd_store_requests_in_flight",
+        "tieringd_store_connections_limit",
         "redpanda_cloud_storage_cache_op_in_progress_files",
         "redpanda_cloud_storage_active_segments",
         "tieringd_endpoint_groups",
