@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.certificate import key_and_certificate
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import GatewayCollector
+from tieringd.metrics.merged import NOTHING, MergedPage, added, figures_of
 from tieringd.metrics.partition_figures import SERIES, PartitionFigures
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.prices import Prices
@@ -431,6 +432,39 @@ def test_gateway_is_read_when_a_scrape_comes():
         "tieringd_gateway_buffered_bytes": 4096,
         **{f"tieringd_gateway_{name}_total": gateway.counts[name] for name in GatewayCollector.COUNTERS},
     }
+
+
+def test_groups_of_an_endpoint_are_those_of_all_its_workers():
+    """Groups and members are added up. Each worker sees all endpoints: the most that one sees is shown."""
+    figures = NOTHING
+    for number in (1, 2):
+        worker = Metrics()
+        worker.groups.groups.set(number)
+        worker.groups.members.set(10 * number)
+        worker.groups.endpoints.set(4 - number)
+        figures = added(figures, figures_of((worker.default_page, worker.by_topic)))
+    page = generate_latest(MergedPage(Metrics().default_page, lambda: figures)).decode()
+    found = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    names = ("groups", "group_members", "live_endpoints")
+    assert [found[f"tieringd_endpoint_{name}"] for name in names] == [3, 30, 3]
+
+
+def test_connections_to_the_store_are_counted_over_all_processes():
+    """Each process has connections of its own: what is under way is compared with all of them."""
+    figures, daemon = NOTHING, Metrics()
+    workers = [Metrics(), Metrics()]
+    for each in (daemon, *workers):
+        each.store_in_flight.set(15)
+        each.store_connections.set(20)
+    for worker in workers:
+        figures = added(figures, figures_of((worker.default_page, worker.by_topic)))
+    page = generate_latest(MergedPage(daemon.default_page, lambda: figures)).decode()
+    assert "\ntieringd_store_requests_in_flight 45.0\n" in page
+    assert "\ntieringd_store_connections_limit 60.0\n" in page
 
 
 def test_forgotten_topic_leaves_no_series_of_any_counter():

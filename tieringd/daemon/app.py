@@ -393,8 +393,6 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
         return 0.0 if started is None else loop.time() - started
 
     metrics.oldest_upload_seconds.set_function(age_seconds)
-    metrics.store_in_flight.set_function(lambda: parts.archive.store.in_flight)
-    metrics.store_connections.set_function(lambda: parts.archive.store.concurrency)
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 The figures of several processes on one page.
 
 `figures_of` takes from a worker's metrics what can be added: counters, histograms, and the gauges of
-connections and of work under way. `MergedPage` adds them to the families of the daemon's own page, sample by
-sample. What only the daemon knows comes from the daemon alone.
+connections, of consumer groups and of work under way. `MergedPage` adds them to the families of the daemon's
+own page, sample by sample. What only the daemon knows comes from the daemon alone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ ADDED_GAUGES: Final = frozenset(
         "tieringd_cache_open_chunks",
         "tieringd_cache_hydrations_in_progress",
         "tieringd_store_requests_in_flight",
+        "tieringd_store_connections_limit",
         "redpanda_cloud_storage_cache_op_in_progress_files",
         "redpanda_cloud_storage_active_segments",
+        "tieringd_endpoint_groups",
+        "tieringd_endpoint_group_members",
     }
 )
 """Gauges whose sum over processes has a meaning."""
+LARGEST_GAUGES: Final = frozenset({"tieringd_endpoint_live_endpoints"})
+"""Gauges of what all processes see: the most that one of them sees counts."""
 _RENAMED: Final = {
     "process_resident_memory_bytes": "tieringd_gateway_workers_resident_bytes",
     "process_cpu_seconds": "tieringd_gateway_workers_cpu_seconds",
@@ -55,7 +60,10 @@ def figures_of(registries: Iterable[CollectorRegistry]) -> Figures:
     for registry in registries:
         for family in registry.collect():
             name = _RENAMED.get(family.name, family.name)
-            if family.name in ADDED_GAUGES or name == "tieringd_gateway_workers_resident_bytes":
+            if (
+                family.name in ADDED_GAUGES | LARGEST_GAUGES
+                or name == "tieringd_gateway_workers_resident_bytes"
+            ):
                 into = found.gauges
             elif family.type in _COUNTED and not (family.name.startswith("process_") and name == family.name):
                 into = found.counts
@@ -70,8 +78,14 @@ def figures_of(registries: Iterable[CollectorRegistry]) -> Figures:
 
 
 def added(one: Figures, other: Figures) -> Figures:
-    """Return the sums of both."""
-    return Figures(_sum(one.counts, other.counts), _sum(one.gauges, other.gauges))
+    """Return the sums of both, and the larger ones of `LARGEST_GAUGES`."""
+    gauges = _sum(one.gauges, other.gauges)
+    for name in LARGEST_GAUGES & gauges.keys():
+        for place in gauges[name]:
+            gauges[name][place] = max(
+                figures.gauges.get(name, {}).get(place, 0.0) for figures in (one, other)
+            )
+    return Figures(_sum(one.counts, other.counts), gauges)
 
 
 def _sum(

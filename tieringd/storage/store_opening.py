@@ -58,6 +58,8 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
         backend, store_limits(config), on_request=metrics.record_store_request, tries_checksums=True
     )
     metrics.watch_credentials(lambda: store.credentials_end)
+    metrics.store_in_flight.set_function(lambda: store.in_flight)
+    metrics.store_connections.set_function(lambda: store.concurrency)
     try:
         yield store
     finally:

@@ -171,6 +171,21 @@ async def test_file_store_is_tried_through_two_openings(tmp_path):
         await StoreCheck(config, MemoryStore())()
 
 
+async def test_connections_of_an_open_store_are_shown_by_every_process_that_opens_one(tmp_path):
+    """An endpoint without a broker has them as well as a daemon: what is under way, of how many."""
+    make_marker(tmp_path)
+    config, metrics = (
+        parsed(ON + f"cloud_storage_backend: file\ncloud_storage_file_root: {tmp_path}\n"),
+        Metrics(),
+    )
+    async with opened_store(config, metrics) as store:
+        value = metrics.registry.get_sample_value
+        assert value("tieringd_store_connections_limit") == store_limits(config).max_concurrent_requests
+        store.in_flight = 3
+        assert value("tieringd_store_requests_in_flight") == 3
+        store.in_flight = 0
+
+
 AWS_ELSEWHERE = (
     "cloud_storage_bucket: archive\ncloud_storage_region: r\ncloud_storage_access_key: k\n"
     "cloud_storage_secret_key: s\ncloud_storage_api_endpoint: host\n"

@@ -159,7 +159,6 @@ async def _parts(
 ) -> AsyncIterator[WorkerParts]:
     metrics, config = Metrics(), start.config
     async with opened_archive(config, metrics) as archive:
-        metrics.store_in_flight.set_function(lambda: archive.store.in_flight)
         cache = ReadCache(config, archive, metrics, room=RemoteRoom(link), workers=start.workers)
         assert isinstance(cache.keeper, SharedCacheKeeper), "the room is in another process"
 

@@ -12,11 +12,16 @@ source, with a few more fields.
      "@topicIds": {"orders": "W1xNUlUlTfigw_K-dvdxsA"},
      "@begins": {"orders": {"1": 0}},            begins of partitions that the batch before did not have
      "@awaits": {"orders": {"1": 42}},           starts that the archive has not reached yet
+     "@replaced": {"orders": {"0": 1}},          how often an unclean election had replaced records
      "@isInitial": true}                         before the first batch
 
 A topic's name cannot contain @. The topic id distinguishes a topic that was created again from the deleted
 one. A batch that is repeated after a crash must have the same records. Its begin is the end of the batch
 before; for new partitions, and in the first batch for all partitions, the begin is stored with its own end.
+
+An unclean election cuts an archive back, and the new leader's records take the place of some that were read.
+The archive may be as long as before when the stream looks again, so the stream knows how many replacements
+each manifest had.
 
 `batch_end` computes the end of the next batch. It is pure. New partitions and topics begin at their
 earliest offset. A query may begin ahead of the archive, such as where a query of Kafka's source ended: the
@@ -54,6 +59,8 @@ from tieringd.spark.source.subscribed_topics import SubscribedPartitions, Subscr
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tieringd.model.manifest import PartitionManifest
+
     # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.read_request import Request
 
@@ -63,6 +70,7 @@ log = structlog.get_logger(__name__)
 _TOPIC_IDS: Final = "@topicIds"
 _BEGINS: Final = "@begins"
 _AWAITS: Final = "@awaits"
+_REPLACED: Final = "@replaced"
 _IS_INITIAL: Final = "@isInitial"
 _MARK: Final = "@"
 
@@ -80,6 +88,11 @@ class StreamOffsets:
     """The starts of partitions whose archive has not reached them yet. Nothing of these was read."""
     is_initial: bool = False
     """Whether these are the offsets at which the first batch begins, and not the end of a batch."""
+    replacements: Mapping[TopicPartition, int] | None = field(default=None, compare=False)
+    """
+    How many replacements each partition's manifest had before these records were read; a partition that is
+    left out had none. None in the checkpoint of an earlier release, which did not note them.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return the offsets as the JSON document that Spark stores."""
@@ -91,6 +104,8 @@ class StreamOffsets:
             document[_AWAITS] = by_topic(self.awaited)
         if self.is_initial:
             document[_IS_INITIAL] = True
+        if self.replacements is not None:
+            document[_REPLACED] = by_topic(self.replacements)
         return document
 
     @classmethod
@@ -108,6 +123,7 @@ class StreamOffsets:
                 _flat(document.get(_BEGINS, {})),
                 _flat(document.get(_AWAITS, {})),
                 bool(document.get(_IS_INITIAL, False)),
+                _flat(document[_REPLACED]) if _REPLACED in document else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(
@@ -162,13 +178,45 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
         elif manifest is not None and manifest.next_offset < offset and partition not in awaited:
             reason = f"the archive was cut back, and now ends at offset {manifest.next_offset}"
             offsets[partition] = manifest.next_offset
+        elif manifest is not None and (loss := _replaced_after(start, partition, manifest)):
+            rule.meet(loss)
         if reason:
             rule.meet(Loss(partition, offset, offset, reason))
+    # A partition that is not there now keeps its count.
+    replacements = dict(start.replacements or {})
     for partition, manifest in archived.manifests.items():
         if partition not in offsets:
             offsets[partition] = begins[partition] = manifest.start_offset
+        if manifest.replacements or partition in replacements:
+            replacements[partition] = len(manifest.replacements)
     kept_ids = {topic: topic_id for topic, topic_id in start.topic_ids.items() if topic not in ids}
-    return replace(start, offsets=offsets, topic_ids=kept_ids | ids, begins=begins, awaited=awaited)
+    return replace(
+        start,
+        offsets=offsets,
+        topic_ids=kept_ids | ids,
+        begins=begins,
+        awaited=awaited,
+        replacements=replacements,
+    )
+
+
+def _replaced_after(
+    start: StreamOffsets, partition: TopicPartition, manifest: PartitionManifest
+) -> Loss | None:
+    """Return the offsets before *start* whose records another leader's have replaced since; None if none."""
+    if start.replacements is None or start.is_initial or partition in start.awaited:
+        return None
+    offset = start.offsets[partition]
+    later = manifest.replacements[start.replacements.get(partition, 0) :]
+    read = [one for one in later if one.base_offset < offset]
+    if not read:
+        return None
+    last_offset = min(offset - 1, max(one.last_offset for one in read))
+    reason = (
+        "after they were read, an unclean election put other records in their place, of leader epoch "
+        f"{read[-1].leader_epoch}, which were not read"
+    )
+    return Loss(partition, min(one.base_offset for one in read), last_offset, reason)
 
 
 def starts_ahead(
@@ -243,7 +291,7 @@ def batch_end(begin: StreamOffsets, ends: Mapping[TopicPartition, int]) -> Strea
     begins = {partition: offset for partition, offset in begin.begins.items() if partition in offsets}
     topics = {partition.topic for partition in offsets}
     ids = {topic: topic_id for topic, topic_id in begin.topic_ids.items() if topic in topics}
-    return StreamOffsets(offsets, ids, begins, begin.awaited)
+    return StreamOffsets(offsets, ids, begins, begin.awaited, replacements=begin.replacements)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tieringd.errors import CorruptDataError, DataLossError
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Replacement
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.spark.source.data_loss import LossRule
 from tieringd.spark.source.stream import (
@@ -118,6 +120,50 @@ def test_archive_that_is_not_what_it_was(warnings, found, reason, end):
         step(start, found)
     assert step(start, found, rule=LossRule(is_fatal=False)) == end
     assert warnings.events() == ["records are not in the archive"]
+
+
+def after_election(found, *replacements):
+    """Return an archive of `a-0` with more *replacements*: base and last offset, and the leader's epoch."""
+    manifest = found.manifests[A0]
+    added = tuple(Replacement(*one, replaced_at_ms=0) for one in replacements)
+    return SubscribedPartitions({A0: replace(manifest, replacements=manifest.replacements + added)})
+
+
+def test_records_that_another_leader_replaced_are_not_passed_over(warnings):
+    """
+    The archive may be as long as before when the stream looks again, as after a restart of the query.
+
+    The records were read as the deposed leader had them, and the new ones come at offsets behind the stream.
+    """
+    found = after_election(archived((A0, 0, 10)), (2, 3, 1))
+    start = as_stored(step(StreamOffsets({A0: 8}, IDS), found))
+    after = after_election(archived((A0, 0, 40)), (2, 3, 1), (6, 14, 5))
+    with pytest.raises(DataLossError, match=r"offsets 6 to 9 of a-0: .* leader epoch 5"):
+        step(start, after)
+    end = as_stored(step(start, after, rule=LossRule(is_fatal=False)))
+    assert end == StreamOffsets({A0: 40}, IDS)
+    assert warnings.events() == ["records are not in the archive"]
+    assert step(end, after) == end, "they are told of once"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(StreamOffsets({A0: 10}, IDS, is_initial=True, replacements={}), id="before the first"),
+        pytest.param(StreamOffsets({A0: 10}, IDS), id="checkpoint of an earlier release"),
+        pytest.param(StreamOffsets({A0: 6}, IDS, replacements={}), id="behind what was read"),
+        pytest.param(StreamOffsets({A0: 90}, IDS, awaited={A0: 90}, replacements={}), id="nothing read yet"),
+    ],
+)
+def test_records_that_were_replaced_before_they_were_read_are_no_loss(start):
+    """A checkpoint of an earlier release does not say what was known then, and is taken as it is."""
+    after = after_election(archived((A0, 0, 40)), (6, 14, 5))
+    assert as_stored(step(start, after)).replacements == {A0: 1}
+
+
+def as_stored(offsets):
+    """Return what the checkpoint gives back."""
+    return StreamOffsets.from_json(json.loads(json.dumps(offsets.to_json())))
 
 
 def test_limit_is_shared_by_what_waits():
