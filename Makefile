@@ -22,8 +22,11 @@ help: ## Say what each target does
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+# uv takes a third of pip's time. It does not read pip's configuration, so pip goes on where uv reaches no index.
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev,spark]' \
+		|| $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
 	@touch $@
 
 install: .venv/.installed ## Make .venv with tieringd in it
