@@ -32,8 +32,10 @@ async def holed(tmp_path):
     for writer in (old, new):
         writer.closed_segment()
         await archive_topic(writer, archive)
-    keys = (TopicKey(one.cluster, one.topic, one.topic_id) for one in (new.identified, old.identified))
-    await archive.history.link(HistoryLink(*keys, ((0, 10),)))
+    new_key, old_key = (
+        TopicKey(one.cluster, one.topic, one.topic_id) for one in (new.identified, old.identified)
+    )
+    await archive.history.link(HistoryLink(new_key, old_key, ((0, 10),)))
     return archive
 
 
