@@ -168,7 +168,16 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         has_unread=archived.has_unread,
         waited_for=archived.waited_for,
         next_fetches=_next_fetches(archived, asked),
+        starved=_starved(archived) if question.records_bytes else frozenset(),
     )
+
+
+def _starved(archived: ArchivedFetch) -> frozenset[PartitionKey]:
+    """Return the partitions that are read and have no records, if no partition has any."""
+    said = archived.partitions
+    if archived.has_unread or any(one.records for one in said.values()):
+        return frozenset()
+    return frozenset(key for key, one in said.items() if not one.error_code)
 
 
 def _next_fetches(archived: ArchivedFetch, asked: AskedFetch) -> Mapping[PartitionKey, NextFetch]:

@@ -544,6 +544,8 @@ class Connection:
             self._break(str(error))
             return
         self._give_kept()
+        if question.pending.is_limited:
+            self._pending.starving |= found.starved
         self._send_archived(question.pending, found)
         self._guarded(self._responses.answered)
 

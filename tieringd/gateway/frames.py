@@ -225,6 +225,8 @@ class ClientResponse:
     """The next offsets of a Fetch's partitions, if the archive is expected to serve all of them again."""
     waited_for: tuple[str, ...] = ()
     """The chunks that a Fetch awaited from the object store."""
+    starved: frozenset[PartitionKey] = frozenset()
+    """Archived partitions whose records did not fit, because the broker's own took the client's limit."""
 
     def addressed_to(self, correlation_id: int) -> ClientResponse:
         """Return this answer for another request that asks the same."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from kio.schema.errors import ErrorCode
 
 from tests.fakes.gateway_peers import MIB, TopicArchive, fetch, fetched, partition_of, running
 from tests.support.raw_kafka import connected
-from tieringd.formats.kafka_wire.fetch import asked_of
+from tieringd.formats.kafka_wire.fetch import PartitionData, asked_of
 
 BATCH = bytes(5 * MIB)
 OUT_OF_RANGE = {0: {"error_code": 1}}
@@ -42,6 +44,39 @@ async def test_archived_partition_gets_its_turn_beside_large_batches(broker, ord
         assert server.counters.late_partitions == 9 - len(archive.questions)
     assert sum(size > 0 for size in records["old"]) >= 2
     assert sum(size > 0 for size in records["live"]) >= 2
+
+
+class SizedArchive(TopicArchive):
+    """Gives records where they fit, as the archive does: a first batch fits anyway."""
+
+    async def fetch(self, question):
+        found = await super().fetch(question)
+        if question.needs_a_batch or question.max_bytes >= len(b"archived"):
+            return found
+        return replace(found, partitions={key: PartitionData(9, 9, 0) for key in found.partitions})
+
+
+async def test_archived_partition_gets_its_turn_beside_records_that_fill_the_answer(broker):
+    """A client with a small limit gets as much from the broker each time, as long as it is behind there."""
+    archive, limit = SizedArchive(), 100_000
+    records = {"old": [], "live": []}
+    async with running(broker, archive) as server, connected(server.port) as client:
+        for _ in range(9):
+            request = fetch(("live", "old"), max_bytes=limit)
+            client.send(request)
+            head, frame, answers = await broker.next()
+            asked = asked_of(memoryview(frame), head)
+            is_hidden = asked.partitions["live", 0].fetch_offset > PAST_EVERY_LOG
+            live = OUT_OF_RANGE if is_hidden else {0: {"records": bytes(asked.max_bytes)}}
+            answers.write(fetched(head, {"live": live, "old": OUT_OF_RANGE}))
+            answer = await client.answer(request)
+            for topic, sizes in records.items():
+                said = partition_of(answer, topic)
+                assert said.error_code == ErrorCode.none
+                sizes.append(len(said.records))
+    assert sum(size > 0 for size in records["old"]) >= 3
+    assert sum(size > 0 for size in records["live"]) >= 3
+    assert max(map(sum, zip(*records.values(), strict=True))) <= limit
 
 
 async def test_hidden_partition_has_nothing_new_where_the_archive_has_nothing_either(broker):
