@@ -72,6 +72,9 @@ def guard(
 _ARCHIVING = "tieringd/archiving"
 _ENDPOINT = "tieringd/endpoint"
 _POLICIES = "tieringd/policies"
+_UNLESS_CURRENT = (
+    "        if not await self._is_current():\n            self.is_put_off = True\n            return 0\n"
+)
 EVERYWHERE = ("storm", "cluster", "broker")
 STORM = ("storm",)
 SQUALL = ("squall",)
@@ -279,8 +282,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "is-current-before-trim",
         f"{_ARCHIVING}/trimmer.py",
-        "if not proved or not await self._is_current():",
-        "if not proved:",
+        f"{_UNLESS_CURRENT}        # The",
+        "        # The",
         "A deposed leader trims nothing that its successor has cut off",
         Edit(
             f"{_ARCHIVING}/trimmer.py",
@@ -292,7 +295,7 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "is-current-before-expired-trim",
         f"{_ARCHIVING}/trimmer.py",
-        "        if not await self._is_current():\n            return 0\n        closed",
+        f"{_UNLESS_CURRENT}        closed",
         "        closed",
         "A deposed leader trims nothing by an archive start of before",
         worlds=GUST,
@@ -351,8 +354,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "trim-shows-all-that-goes",
         f"{_ARCHIVING}/trimmer.py",
-        "        if _lacks_head(seen):\n            return 0\n",
-        "",
+        "return 0 if _lacks_head(seen) else await self._trim(manifest, seen)",
+        "return await self._trim(manifest, seen)",
         "An observation that lacks the log's first files trims nothing",
         theme="bad disks",
     ),
@@ -382,8 +385,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "pins-by-a-fresh-scan",
         f"{_ARCHIVING}/pinner.py",
-        "        if clock() > facts.good_until:\n            return",
-        "        if False:\n            return",
+        "        if clock() > facts.good_until:\n            self._make_only",
+        "        if False:\n            self._make_only",
         "A process that was stopped releases no pin by an old scan",
         worlds=GUST,
         theme="stopped before the pins",

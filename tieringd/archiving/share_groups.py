@@ -193,7 +193,7 @@ class ShareGroups:
         for partition, needs in sorted(self._needs.items()):
             for group in needs:
                 groups.setdefault(group, {}).setdefault(partition.topic, []).append(partition.partition)
-        if self._note is None or groups == (self._noted or {}):
+        if self._note is None or groups == self._noted:
             return
         # This may be cancelled while the thread goes on. The next time writes again then.
         self._noted = None
