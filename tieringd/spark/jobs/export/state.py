@@ -8,7 +8,8 @@ A state belongs to one topic in one target, and to one incarnation of the topic.
 `replaced_since` finds the offsets of a target that have records of a leader that was deposed since. It is
 pure. An unclean election cuts an archive back, and the manifest keeps a `Replacement` for it permanently.
 The state records the replacements that it knows. An unknown replacement below the state's offsets replaced
-records that were read before. Replacements are compared with all their fields, independent of any clock.
+records that were read before. Replacements are compared by their offsets and the leader's epoch, independent
+of any clock: a daemon corrects the time of a replacement where a wrong clock has recorded it.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def replaced_since(
         for manifest in manifests
         for number in [manifest.partition.partition]
         for one in manifest.replacements
-        if one.base_offset < reached.get(number, 0) and one not in _known(state, manifest)
+        if one.base_offset < reached.get(number, 0) and _identity(one) not in _known(state, manifest)
     )
 
 
@@ -223,7 +224,8 @@ def pinned(
     pins = dict(state.replacements or {})
     for manifest in manifests:
         number = manifest.partition.partition
-        added = [one for one in manifest.replacements if one not in pins.get(number, ())]
+        known = {_identity(one) for one in pins.get(number, ())}
+        added = [one for one in manifest.replacements if _identity(one) not in known]
         if added:
             pins[number] = (*pins.get(number, ()), *added)
     noted = (*state.replaced, *(one for one in replaced if one not in state.replaced))
@@ -244,9 +246,15 @@ def holding_every_partition(
     return replace(state, offsets=offsets)
 
 
-def _known(state: ExportState, manifest: PartitionManifest) -> tuple[Replacement, ...]:
+def _known(state: ExportState, manifest: PartitionManifest) -> set[tuple[int, int, int]]:
     if state.replacements is None:
         # A state of an earlier release recorded no replacements. Only its time separates older from newer
         # ones.
-        return tuple(one for one in manifest.replacements if one.replaced_at_ms <= state.committed_at_ms)
-    return state.replacements.get(manifest.partition.partition, ())
+        known = [one for one in manifest.replacements if one.replaced_at_ms <= state.committed_at_ms]
+    else:
+        known = list(state.replacements.get(manifest.partition.partition, ()))
+    return {_identity(one) for one in known}
+
+
+def _identity(one: Replacement) -> tuple[int, int, int]:
+    return one.base_offset, one.last_offset, one.leader_epoch

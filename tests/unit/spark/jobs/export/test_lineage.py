@@ -12,6 +12,7 @@ from tests.support.exports import ArchivedLogs, ParquetDirectory, counted, expor
 from tests.support.iceberg import rows_of_table, running_catalog
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.formats.object_keys import topic_key
+from tieringd.model.corrections import with_marks_redated
 from tieringd.model.manifest_parts import Replacement
 from tieringd.spark.jobs.export.iceberg_target import IcebergTopic
 from tieringd.spark.jobs.export.job import report_of
@@ -131,6 +132,17 @@ def test_what_was_replaced_above_what_was_read_is_none_of_it():
     manifest = replaced_manifest(Replacement(4, 30, 2, 7), Replacement(10, 20, 3, 7))
 
     assert replaced_since(state, [manifest], state.offsets) == (ReplacedOffsets(NUMBER, 4, 10, 2),)
+
+
+def test_replacement_that_was_only_dated_anew_is_known():
+    """A daemon corrects a time that its host's wrong clock has recorded; the records stay as they are."""
+    topic = topic_key(PARTITION)
+    manifest = replaced_manifest(Replacement(4, 9, 2, 2**50))
+    state = pinned(ExportState(topic, "read_committed", {NUMBER: 10}), [manifest])
+    redated = with_marks_redated(manifest, lambda time_ms: time_ms > 1000, now_ms=1000)
+    assert redated.replacements == (Replacement(4, 9, 2, 1000),)
+    assert replaced_since(state, [redated], state.offsets) == ()
+    assert pinned(state, [redated]) == state
 
 
 def test_state_of_an_earlier_release_goes_by_its_time():
