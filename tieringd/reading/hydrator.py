@@ -347,9 +347,10 @@ class Hydrator:
             flight = self._flights.get((wanted.name, chunk.size_bytes)) if is_cached else None
             if flight is None:
                 flight = self._begin_flight(wanted, is_cached=is_cached, is_prefetch=False)
+            # Now: a prefetch that ends while this waits is no longer among them.
+            is_prefetch = flight in self._prefetches
             if offset is not None and (found := await self._arrived_part(wanted, flight, offset)) is not None:
                 return found
-            is_prefetch = flight in self._prefetches
             arrival = await self._flights.arrived(flight)
             is_hit = is_hit and arrival.is_hit
             if not arrival.is_hit:

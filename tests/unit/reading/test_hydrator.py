@@ -469,6 +469,12 @@ async def test_reader_that_joins_a_refused_prefetch_is_streamed_to(tmp_path, sto
         chunk = chunk_of(host, stored, 1)
         hydrator.prefetch(PARTITION, stored.segment, stored.index, chunk)
         assert await host.read(stored, 1) == stored.bytes_of(chunk)
+        # One that would take the beginning of the chunk waits for that, and sees the prefetch end.
+        hydrator.prefetch(PARTITION, stored.segment, stored.index, chunk)
+        async with hydrator.chunk(
+            PARTITION, stored.segment, stored.index, chunk, offset=chunk.base_offset
+        ) as streamed:
+            assert streamed.data == stored.bytes_of(chunk)
 
 
 @virtually
