@@ -63,7 +63,11 @@ async def consumed(kafka: KafkaCluster, topic: str, isolation: str, number: int 
     """Return every record of a partition, as Kafka's consumer gives it."""
     partition = ClientPartition(topic, number)
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=kafka.bootstrap, isolation_level=isolation, enable_auto_commit=False
+        bootstrap_servers=kafka.bootstrap,
+        isolation_level=isolation,
+        enable_auto_commit=False,
+        # A trim may pass the beginning before the first fetch. By default the consumer waits at the end then.
+        auto_offset_reset="earliest",
     )
     await consumer.start()
     try:
