@@ -122,7 +122,7 @@ class ShareGroups:
         self._note = note
         self._is_note_read = False
         self._noted: _Partitions | None = None
-        """What the note has; None before it was read, and while it is being written."""
+        """The content of the note; None until the note is read, and during a write."""
         self._asked_at = -math.inf
         self._fault = ""
         self._asking = asyncio.Lock()

@@ -151,7 +151,7 @@ class KnownPartitions(Protocol):
 
 class NotedDeletions:
     """
-    What clients of the port have deleted since the start of the daemon.
+    The deletions of records that clients made through the gateway since the daemon started.
 
     A scan may miss a partition for a moment, as when its log directory cannot be read. So a deletion counts
     until its partition has not been readable for an hour. A topic without an id may be another one when it is

@@ -46,9 +46,9 @@ _WRITES: Final = frozenset({"put", "join"})
 
 class ForgottenTopics:
     """
-    What was counted for topics whose series were dropped.
+    The counts of topics whose series were dropped.
 
-    Totals include it: one that falls looks like a restart, and rules would take all that is left for new.
+    Totals include these counts. A total that falls looks like a restart, and rules count the rest as new.
     The event loop drops series; any thread may sum them up.
     """
 

@@ -153,7 +153,7 @@ def _place(path: str) -> dict[str, str]:
     """
     url = urlsplit(path)
     if "?" in path or "#" in path:
-        # What follows would be left out, and the archive beside this one read. It may be an access token.
+        # A URL parser cuts the path there, so another archive would be read. The rest may be an access token.
         raise fault(
             "path",
             "a URL with ? or # does not name an archive",
