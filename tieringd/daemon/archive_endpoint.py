@@ -270,8 +270,9 @@ async def archive_endpoint_of(
     _watch_cost(config, metrics)
     try:
         if worker is None:
-            await server.start()
-        # The port that the system chose is known only now. No client connects before the next await.
+            # The port that the system chose is known only now. Clients wait until the others list
+            # this endpoint.
+            server.listen()
         bound = server.port if worker is None else worker.start.port
         own = EndpointSettings(
             host, port or bound, bucket_name(config), sync_interval_seconds=interval_seconds
@@ -293,7 +294,9 @@ async def archive_endpoint_of(
         endpoint = ArchiveEndpoint(
             cache, server, topics, users, tls, groups, metrics.health.task_failed, worker
         )
-        if worker is not None:
+        if worker is None:
+            await server.start()
+        else:
             worker.on_config.append(endpoint.set_config)
             await worker.begin(server)
         yield endpoint

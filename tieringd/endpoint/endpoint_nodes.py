@@ -4,8 +4,10 @@ The nodes that clients see: this endpoint alone, or all endpoints of the archive
 Endpoints that keep consumer groups have leases in the bucket: one small object each, renewed every few
 seconds. By them clients learn of all endpoints and go on when one dies, partitions and groups are spread,
 and every endpoint learns whose members have lost theirs. All endpoints choose alike (`chosen`), so that the
-members of a group usually meet at one endpoint. Nothing depends on it: each endpoint serves any partition
-and any group.
+members of a group usually meet at one endpoint. No answer depends on it: each endpoint serves any partition
+and any group. But a client that learns of two nodes from one endpoint, and of one node from the other, drops
+the second with all that it asked there, and some clients (librdkafka) ask again only minutes later. So an
+endpoint that starts takes clients once the others list it.
 
 A lease is judged by the clock of the endpoint that looks at it: it has ended when it was not renewed between
 two looks that lie far enough apart. Time in which this process stood still does not count, and while the
@@ -41,8 +43,13 @@ from tieringd.storage.listing import list_objects
 log = structlog.get_logger(__name__)
 
 RENEWAL_SECONDS: Final = 3.0
+_FIRST_RENEWAL_SECONDS: Final = 0.25
+"""Endpoints often start together. So a new one renews soon, and then half as often each time."""
 LEASE_SECONDS: Final = 9.0
 """A lease that was not renewed for this time has ended."""
+_SEEN_SECONDS_MAX: Final = 2 * RENEWAL_SECONDS
+"""How long a start waits for the others to see it: one that stands still is not waited for."""
+_SEEN_LOOK_SECONDS: Final = 0.1
 _FORGOTTEN_SECONDS: Final = 3600.0
 """The object of a lease that ended so long ago is deleted."""
 _NODE_ID_MAX: Final = 2**30 - 1
@@ -126,7 +133,7 @@ class EndpointLeases:
 
     async def start(self) -> None:
         """
-        Write the lease for the first time, and look for others.
+        Write the lease for the first time, look for others, and wait until they list this endpoint.
 
         Raises:
             StorageDenied: The credentials may not list, write or delete.
@@ -136,11 +143,14 @@ class EndpointLeases:
         # So that a missing permission shows now, and not when an object is left behind.
         await self._store.delete_many([lease_key(self._cluster, "none")])
         await self._look()
+        await self._wait_until_seen()
 
     async def run(self) -> None:
         """Renew the lease and look at the others until cancelled."""
+        pause_seconds = _FIRST_RENEWAL_SECONDS
         while True:
-            await asyncio.sleep(RENEWAL_SECONDS)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, RENEWAL_SECONDS)
             try:
                 await self._renew()
                 await self._look()
@@ -197,6 +207,29 @@ class EndpointLeases:
         # No condition: no other process writes this object.
         await self._store.put(lease_key(self._cluster, self.endpoint_id), data, crc32c=crc32c(data))
         self._renewed_at = began
+
+    async def _wait_until_seen(self) -> None:
+        """Wait until every other endpoint has renewed its lease: it looks at the leases right after that."""
+        unseen = {
+            endpoint_id: seen.version
+            for endpoint_id, seen in self._others.items()
+            # A lease with the own address is a worker of the same port, or what the process before left.
+            if seen.lease is not None and (seen.lease.host, seen.lease.port) != (self.own.host, self.own.port)
+        }
+        deadline = self._now() + _SEEN_SECONDS_MAX
+        while unseen and self._now() < deadline:
+            await asyncio.sleep(_SEEN_LOOK_SECONDS)
+            await self._look()
+            unseen = {
+                endpoint_id: version
+                for endpoint_id, version in unseen.items()
+                if endpoint_id in self._others and self._others[endpoint_id].version == version
+            }
+            if not unseen:
+                # The last one that renewed is looking now.
+                await asyncio.sleep(_SEEN_LOOK_SECONDS)
+        if unseen:
+            log.info("other endpoints of this archive may not list this one yet", endpoints=sorted(unseen))
 
     async def _look(self) -> None:
         began, awake_began = self._now(), self._awake.now()

@@ -163,7 +163,7 @@ class GatewayServer:
 
         None is before the load balancer has told the host.
         """
-        self._listener: socket.socket | None = None
+        self._listened: Port | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: tuple[asyncio.Task[None], ...] = ()
         self._is_empty = asyncio.Event()
@@ -181,9 +181,9 @@ class GatewayServer:
 
     @property
     def port(self) -> int:
-        """Return the port that clients connect to. The gateway must be started."""
-        assert self._listener is not None, "the gateway is not started"
-        return int(self._listener.getsockname()[1])
+        """Return the port that clients connect to. The gateway must listen."""
+        assert self._listened is not None, "the gateway does not listen"
+        return int(self._listened.listener.getsockname()[1])
 
     @property
     def counters(self) -> GatewayCounters:
@@ -215,19 +215,28 @@ class GatewayServer:
         """Return how many bytes all connections hold now."""
         return self._shared.budget.used
 
-    async def start(self) -> None:
+    def listen(self) -> Port:
         """
-        Listen, and accept clients from now on.
+        Take the port, and return it. Clients that connect wait until the gateway starts.
 
         Raises:
             ConfigError: The address cannot be listened on.
         """
         settings = self._settings
-        port = self._port or Port(
+        self._listened = self._port or Port(
             listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
         )
-        self._listener = port.listener
-        if not settings.proxy_protocol:
+        return self._listened
+
+    async def start(self) -> None:
+        """
+        Listen, unless it does, and accept clients from now on.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        port = self._listened or self.listen()
+        if not self._settings.proxy_protocol:
             self._unanswered = UnansweredHosts(port.listener, asyncio.get_running_loop())
         self._note_connections()
         self._serving = tuple(
@@ -255,8 +264,8 @@ class GatewayServer:
             self._has_arrived(sock)
         if self._unanswered is not None:
             self._unanswered.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self._listened is not None:
+            self._listened.listener.close()
         for connection in list(self._connections):
             connection.finish()
         if self._connections:
