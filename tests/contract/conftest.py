@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from tests.support.azurite import running_azurite
 from tests.support.components import used
 from tests.support.fake_gcs import running_fake_gcs
 from tests.support.ports import free_ports
-from tests.support.processes import Server, program
+from tests.support.processes import Server
 from tests.support.s3_bucket import answers
 from tests.support.seaweedfs import running_seaweedfs
 from tieringd.storage.base import FileSlice
@@ -56,7 +57,7 @@ def moto_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a moto server, and return its endpoint."""
     (port,) = free_ports(1)
     used(f"moto {version('moto')}")
-    command = [program("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-m", "tests.support.moto_server", str(port)]
     server = Server(command, output=tmp_path_factory.mktemp("moto") / "moto.log")
     server.launch()
     try:
