@@ -61,6 +61,8 @@ class FakeBroker:
         }
         """The topic ids of the cluster's topics, by name."""
         self.untold: set[str] = set()
+        self.hidden: set[str] = set()
+        """Topics whose settings this user may not read."""
         """Topics of which the cluster reports neither existence nor configuration."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
@@ -149,11 +151,16 @@ class FakeBroker:
 
         return await self._answer("log_dir_sizes", sizes)
 
-    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return the settings of each topic, without the topics in `untold`."""
+    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | BrokerDenied]:
+        """Return the settings of each topic, without those in `untold`; an error for each in `hidden`."""
+        hidden = {each: BrokerDenied(f"the settings of topic {each} are hidden") for each in self.hidden}
         return await self._answer(
             "topic_configs",
-            lambda: {each: self.configs.get(each, {}) for each in topics if each not in self.untold},
+            lambda: {
+                each: hidden.get(each) or self.configs.get(each, {})
+                for each in topics
+                if each not in self.untold
+            },
         )
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.bounds import bounds_of
+from tieringd.broker.base import topic_settings
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
@@ -463,11 +464,14 @@ async def test_hidden_topic_has_a_denial_in_place_of_bounds(guarded, reader, top
 
 
 async def test_hidden_topic_settings_are_denied(guarded, reader, topic):
-    """Settings that we may not read are an error, never taken for the defaults."""
+    """Settings that we may not read are the topic's error, never taken for the defaults."""
     await guarded.create_topic(topic, replicas=[[1]])
 
+    (error,) = (await reader.topic_configs([topic])).values()
+    assert isinstance(error, BrokerDenied)
+    assert "TOPIC_AUTHORIZATION_FAILED" in str(error)
     with pytest.raises(BrokerDenied, match="TOPIC_AUTHORIZATION_FAILED"):
-        await reader.topic_configs([topic])
+        await topic_settings(reader, topic)
 
 
 async def test_unreachable_bootstrap_names_every_address():

@@ -23,6 +23,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
+from types import MappingProxyType
+from typing import Final
 
 import structlog
 
@@ -34,6 +36,7 @@ from tieringd.broker.layout import Layout
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.config import Config, TopicConfig
 from tieringd.errors import (
+    BrokerDenied,
     CorruptDataError,
     LocalFileError,
     StorageError,
@@ -62,6 +65,8 @@ _NOT_ON_RECORD = (
     "topic manifest"
 )
 """Why nothing of a topic is trimmed yet."""
+_UNREAD: Final = MappingProxyType({"": "unread"})
+"""Stands for the settings of a topic that this user may not read. No setting has an empty name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +322,9 @@ class Observer:
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
         cluster = await self._broker.cluster_id()
         listed = self._listed_by(cluster, scan, await self._broker.replicas(scan.partitions))
-        tiered = self._tiered_by(listed, await self._topic_configs(cluster, listed.topic_ids))
+        tiered = self._tiered_by(listed, await self._topic_configs(cluster, listed.topic_ids, problems))
         view, topics, keys = listed.view, tiered.topics, tiered.keys
-        files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
-        files += await self._translated(cluster, tiered.archived, unclear, problems)
+        files, unclear = await self._files_of(tiered, problems)
         asked_at = asyncio.get_running_loop().time()
         led = [one for one, _ in files if one.partition.topic_partition not in tiered.followed]
         bounds = await self._broker.log_bounds(led, leader_epochs=listed.leader_epochs)
@@ -415,7 +419,7 @@ class Observer:
         return {
             key: self._topics[key.topic]
             for key, manifest in known.items()
-            if manifest is None or manifest.defaults is None
+            if (manifest is None or manifest.defaults is None) and not self._is_unread(key.topic)
         }
 
     def _remote_delete(self, listed: ListedPartitions) -> dict[TopicKey, bool]:
@@ -460,22 +464,40 @@ class Observer:
         if len(before) != len(observed) or not all(map(is_, before.values(), observed.values())):
             self._wanted = dict(observed.values())
 
-    async def _topic_configs(self, cluster: str, topic_ids: Mapping[str, str]) -> dict[str, TopicConfig]:
-        """Return the topics' configurations by name; the same object while all of them are the same."""
+    def _is_unread(self, topic: str) -> bool:
+        return self._resolved[topic][0] == _UNREAD
+
+    async def _topic_configs(
+        self, cluster: str, topic_ids: Mapping[str, str], problems: dict[str, str]
+    ) -> dict[str, TopicConfig]:
+        """
+        Return the topics' configurations by name; the same object while all of them are the same.
+
+        A topic whose settings this user may not read becomes a problem, and is not archived in this round:
+        its settings may switch archiving off.
+        """
         names = sorted(topic_ids)
         from_broker = await self._broker.topic_configs(names)
-        self._described_topics = frozenset(from_broker)
+        described = set[str]()
         before, self._resolved = self._resolved, {}
         for name in names:
             settings = from_broker.get(name, {})
+            if isinstance(settings, BrokerDenied):
+                problems[f"topic {name}"] = str(settings)
+                settings = _UNREAD
+            elif name in from_broker:
+                described.add(name)
             recorded = self._registry.manifest(TopicKey(cluster, name, topic_ids[name]))
             known = before.get(name)
             # An unchanged configuration stays the same object, because it is compared for each partition.
             if known is None or (known[0], known[1]) != (settings, recorded):
                 config = self._config.topic(name, settings, recorded)
+                if settings is _UNREAD:
+                    config = replace(config, remote_write=False)
                 earlier = self._topics.get(name)
                 known = (dict(settings), recorded, earlier if earlier == config else config)
             self._resolved[name] = known
+        self._described_topics = frozenset(described)
         configs = {name: config for name, (_, _, config) in self._resolved.items()}
         if len(configs) != len(self._topics) or not all(
             config is self._topics.get(name) for name, config in configs.items()
@@ -517,6 +539,15 @@ class Observer:
                 problems[partition.path] = str(error)
                 unclear.add(partition.topic_partition)
         return files, unclear
+
+    async def _files_of(
+        self, tiered: TieredPartitions, problems: dict[str, str]
+    ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
+        """Read the logs of archived topics. Returns them, and the partitions that nothing is known of."""
+        files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
+        files += await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems)
+        names = (one.topic_partition for one in tiered.untiered)
+        return files, unclear | {name for name in names if self._is_unread(name.topic)}
 
     async def _translated(
         self,

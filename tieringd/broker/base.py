@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
-from tieringd.errors import TieringError
+from tieringd.errors import BrokerDenied, TieringError
 from tieringd.model.disk_state import QuotaEntity
 from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes
 from tieringd.model.partition import ClusterView, Leadership, LogBounds, TopicPartition
@@ -78,12 +78,13 @@ class Broker(Protocol):
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
         """Return the contents of the log directories of every live broker, or a broker's error instead."""
 
-    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | BrokerDenied]:
         """
         Return the properties that are set on each topic; defaults are left out.
 
         The exceptions are `cleanup.policy`, `retention.ms`, `retention.bytes` and
         `unclean.leader.election.enable`: they are always included, where the broker has such a setting.
+        A topic whose settings this user may not read has the error instead.
         """
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:
@@ -161,3 +162,17 @@ class Broker(Protocol):
 
     async def close(self) -> None:
         """Release connections."""
+
+
+async def topic_settings(broker: Broker, topic: str) -> Mapping[str, str]:
+    """
+    Return the properties of one topic, as `Broker.topic_configs` does; empty if the cluster does not know it.
+
+    Raises:
+        BrokerUnavailable: The broker does not answer.
+        BrokerDenied: This user may not read them.
+    """
+    found = (await broker.topic_configs([topic])).get(topic, {})
+    if isinstance(found, BrokerDenied):
+        raise found
+    return found

@@ -374,12 +374,12 @@ class KafkaBroker:
         addresses = {int(each.node_id): (each.host, int(each.port)) for each in brokers}
         return await log_dir_sizes(self._connections, addresses)
 
-    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | BrokerDenied]:
         """
         Return the properties set on each topic, and the effective ones for deletion and leader election.
 
         The latter come from the topic or from a default of the broker. A topic that the cluster does not
-        know is left out.
+        know is left out, and one whose settings this user may not read has the error.
         """
         questions = self._configs_questions
         if tuple(topics) != questions.topics:

@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from tieringd.broker.kafka_errors import refusal
 from tieringd.broker.kafka_kept import KeptQuestion
 from tieringd.broker.kafka_protocol import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, KafkaRequest
-from tieringd.errors import BrokerUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable
 
 if TYPE_CHECKING:
     from kio.schema.describe_configs.v4 import DescribeConfigsResponse
@@ -46,17 +46,18 @@ class ConfigsQuestions:
             for first in range(0, len(topics), _TOPICS_PER_QUESTION)
         ]
 
-    async def asked(self, ask: Callable[[KafkaRequest], Awaitable[Any]]) -> dict[str, Mapping[str, str]]:
+    async def asked(
+        self, ask: Callable[[KafkaRequest], Awaitable[Any]]
+    ) -> dict[str, Mapping[str, str] | BrokerDenied]:
         """
-        Return the properties set on each topic, and the effective ones for deletion and leader election.
+        Return for each topic what `described` does.
 
-        Those of a topic are the same object as before while the broker's answer is the same.
+        It is the same object as before while the broker's answer is the same.
 
         Raises:
-            BrokerDenied: This user may not ask.
             BrokerUnavailable: The broker cannot answer now.
         """
-        configs: dict[str, Mapping[str, str]] = {}
+        configs: dict[str, Mapping[str, str] | BrokerDenied] = {}
         for question in self._questions:
             configs |= await ask(question.request())
         return configs
@@ -80,24 +81,27 @@ def _description(topics: Sequence[str]) -> Callable[[ModuleType], Any]:
     return build
 
 
-def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]:
+def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str] | BrokerDenied]:
     """
     Return the properties set on each topic, and the effective ones for deletion and leader election.
 
     The latter come from the topic or from a default of the broker. A topic that the cluster does not
-    know is left out.
+    know is left out. A topic whose settings this user may not read has an error instead: without them it
+    would look like one with the defaults.
 
     Raises:
-        BrokerDenied: This user may not ask.
         BrokerUnavailable: The broker cannot answer now.
     """
-    configs: dict[str, Mapping[str, str]] = {}
+    configs: dict[str, Mapping[str, str] | BrokerDenied] = {}
     for result in response.results:
         if result.error_code is ErrorCode.unknown_topic_or_partition:
             continue
         if result.error_code is not ErrorCode.none:
-            # Without its settings a topic would look like one with the defaults.
-            raise refusal(f"the settings of topic {result.resource_name}", result.error_code)
+            error = refusal(f"the settings of topic {result.resource_name}", result.error_code)
+            if not isinstance(error, BrokerDenied):
+                raise error
+            configs[result.resource_name] = error
+            continue
         configs[result.resource_name] = {
             config.name: config.value
             for config in result.configs

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tieringd.archiving.share_groups import ShareGroups
-from tieringd.broker.base import Broker
+from tieringd.broker.base import Broker, topic_settings
 from tieringd.config import Config, TopicConfig
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import opened_broker
@@ -63,6 +63,7 @@ async def take_topic_snapshot(config: Config, topic: str, *, number: int | None 
     Raises:
         ObjectNotFound: Neither this broker nor the bucket has the topic, or it has no such partition.
         BrokerUnavailable: The broker does not answer.
+        BrokerDenied: This user may not read the topic's settings.
     """
     async with opened_archive(config) as archive, opened_broker(config) as broker:
         return await topic_snapshot_with(config, archive, broker, topic, number=number)
@@ -78,7 +79,7 @@ async def topic_snapshot_with(
     """
     held, view = await _held(config, archive, broker, topic)
     key, known = await _identified(archive, await broker.cluster_id(), topic, held)
-    properties = (await broker.topic_configs([topic])).get(topic, {})
+    properties = await topic_settings(broker, topic)
     numbers = _numbers(held, view, topic, known)
     if number is not None:
         if number not in numbers:

@@ -321,11 +321,12 @@ async def _archived(config: Config, broker: KafkaBroker, topics: list[str], foun
     """
     granted = {name: found.topics.get(name, frozenset()) for name in topics}
     readable = [name for name in topics if "DESCRIBE_CONFIGS" in granted[name]]
-    configs = await broker.topic_configs(readable)
+    told = await broker.topic_configs(readable)
+    configs = {name: found for name, found in told.items() if not isinstance(found, BrokerDenied)}
     return [
         name
         for name in topics
-        if config.topic(name, configs.get(name, {})).remote_write or (granted[name] and name not in readable)
+        if config.topic(name, configs.get(name, {})).remote_write or (granted[name] and name not in configs)
     ]
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from tieringd.broker.base import Broker
+from tieringd.broker.base import Broker, topic_settings
 from tieringd.config import TopicConfig, broker_limits
 from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import TopicKey
@@ -73,8 +73,8 @@ class RetentionManager:
         """Take over the retention of one topic, unless it is another one by now than at the last scan."""
         found = await self._broker.topic_overrides(key.topic)
         effective_ms, effective_bytes = config.broker_retention_ms, config.broker_retention_bytes
-        told = await self._broker.topic_configs([key.topic])
-        if broker_limits(told.get(key.topic, {})) != (effective_ms, effective_bytes):
+        told = await topic_settings(self._broker, key.topic)
+        if broker_limits(told) != (effective_ms, effective_bytes):
             # Otherwise the limit of before would be the total retention for good. The next scan sees the new
             # one.
             log.info("retention has changed since the last scan; it is taken over later", topic=key.topic)

@@ -197,6 +197,29 @@ async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
     assert faults == ["topic orders: the broker has local.retention.ms=soon, which is not a limit"]
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_topic_whose_settings_are_hidden_holds_up_no_other(log_dir, store, metrics, is_known):
+    """It is a problem, and neither archived nor recorded nor gone: its settings may switch archiving off."""
+    hidden, other = (LogWriter(log_dir, topic=name) for name in ("hidden", "other"))
+    for writer in (hidden, other):
+        writer.append(b"record")
+    watch = Watch(log_dir, store, FakeBroker(hidden, other), metrics)
+    if is_known:
+        assert len((await watch.scan()).wanted) == 2
+    watch.broker.hidden = {"hidden"}
+    for _ in range(2):
+        snapshot = await watch.scan()
+        assert wanted(snapshot) == {"other-0": 0}
+        assert snapshot.unclear == {hidden.name}
+        assert snapshot.problems == {"topic hidden": "the settings of topic hidden are hidden"}
+        assert {key.topic for key in snapshot.unrecorded_topics} == {"other"}
+        assert {key.topic for key in snapshot.remote_delete} == {"other"}
+    watch.broker.hidden = set()
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"hidden-0": 0, "other-0": 0}
+    assert (snapshot.problems, snapshot.unclear) == ({}, frozenset())
+
+
 @pytest.mark.parametrize(("led", "share"), [((0, 1, 2), 1.0), ((0,), 1 / 3), ((), 0.0)])
 async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(watch, writers, led, share):
     """The share is the partitions that this broker leads, of all partitions of the topic in the cluster."""
