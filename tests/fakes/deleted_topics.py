@@ -120,9 +120,12 @@ class Purging:
         self.broker.cluster_topics = {"orders": {NEW_ID}, "third": {THIRD_ID}}
         self.to_stay: set[str] = set()
         """Topics whose configuration has `redpanda.remote.delete: false`."""
+        self.listed = TopicRegistry(store, self.archive.manifests)
+        """What the daemon's rounds would list. Nothing does here, so that each turn lists by itself."""
         self.job = TopicPurgeJob(
             broker=self.broker,
             registry=TopicRegistry(store, self.archive.manifests),
+            listed=self.listed,
             purger=TopicObjectDeleter(store, self.archive.manifests, metrics=self.metrics.purge),
             history=self.archive.history,
             owner=name,

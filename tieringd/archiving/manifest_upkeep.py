@@ -116,7 +116,8 @@ class ManifestUpkeep:
         the records of operators' decisions that killed processes carried out. At most one listing of the
         bucket for topic changes is made in *interval_seconds*.
         """
-        self._registry = registry
+        self.registry = registry
+        """The topic manifests as the rounds list them. Only this upkeep changes it."""
         self._followed_manifests = followed_manifests
         self._defaults_recorder = defaults_recorder
         self._retention = retention
@@ -149,7 +150,7 @@ class ManifestUpkeep:
     @property
     def knows_topics(self) -> bool:
         """Say whether topic manifests were read from the store; before that nothing is archived."""
-        return self._registry.is_known
+        return self.registry.is_known
 
     def note_begun(self, partition: TopicIdPartition) -> None:
         """
@@ -162,7 +163,7 @@ class ManifestUpkeep:
 
     async def end(self) -> None:
         """Store the topic manifests that archivers which have ended still lack, or give up soon."""
-        if not (self._registry.is_known and self._begun):
+        if not (self.registry.is_known and self._begun):
             return
         try:
             async with asyncio.timeout(LAST_STEP_SECONDS):
@@ -179,15 +180,15 @@ class ManifestUpkeep:
             if self._begun:
                 begun = partition_counts(self._begun)
                 counts = counts | {key: max(counts.get(key, 0), count) for key, count in begun.items()}
-            return await self._registry.ensure(counts)
+            return await self.registry.ensure(counts)
         finally:
-            self._begun = {one for one in self._begun if not self._registry.counts(one)}
+            self._begun = {one for one in self._begun if not self.registry.counts(one)}
 
     async def step(self, snapshot: BrokerSnapshot) -> bool:
         """Do what is due for *snapshot*; return whether another observation would differ."""
         is_changed = await self.keep_topics(snapshot)
         await self._followed_manifests.step([one.partition for one in snapshot.followed])
-        if self._registry.is_known:
+        if self.registry.is_known:
             await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
             await self._try("operators' decisions cannot be ended", self._end_decisions(snapshot))
         return is_changed
@@ -209,7 +210,7 @@ class ManifestUpkeep:
                 raise
 
         await self._try("topic manifests cannot be read", refresh())
-        if self._registry.is_known:
+        if self.registry.is_known:
             # Topic manifests come first: a restore finds topics by them, and nothing is trimmed before that.
             await self._try("topic manifests cannot be kept", ensure())
             await self._try("topics first seen cannot be recorded", self._record_first_seen(snapshot))
@@ -241,9 +242,9 @@ class ManifestUpkeep:
     async def _record_remote_delete(self, snapshot: BrokerSnapshot) -> None:
         async def record(key: TopicKey) -> None:
             is_set = snapshot.remote_delete[key]
-            known = self._registry.manifest(key)
+            known = self.registry.manifest(key)
             if known is not None and known.partition_count and known.remote_delete is not is_set:
-                await self._registry.record_remote_delete(key, is_set=is_set)
+                await self.registry.record_remote_delete(key, is_set=is_set)
 
         await each_topic(snapshot.remote_delete, record)
 
@@ -255,7 +256,7 @@ class ManifestUpkeep:
         now = asyncio.get_running_loop().time()
         if now < self._refresh_due:
             return False
-        is_changed = await self._registry.refresh(cluster)
+        is_changed = await self.registry.refresh(cluster)
         self._refresh_due = now + self.interval_seconds
         return is_changed
 

@@ -48,6 +48,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicPartition
 from tieringd.pauses import AwakeClock
 from tieringd.policies.upload_plan import UploadLimits, plan_assignment
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
@@ -218,6 +219,11 @@ class Reconciler:
     async def next_scan(self) -> None:
         """Wait until the next scan has ended and `snapshot` and `paths` show its result."""
         await self._scan_ended.wait()
+
+    @property
+    def registry(self) -> TopicRegistry:
+        """Return the topic manifests as the rounds list them, to be read only."""
+        return self._upkeep.registry
 
     @property
     def paused_topics(self) -> tuple[str, ...]:

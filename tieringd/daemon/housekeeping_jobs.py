@@ -36,12 +36,18 @@ def topic_purge_job(
     archive: Archive,
     broker: Broker,
     *,
+    listed: TopicRegistry,
     writer_id: str,
 ) -> TopicPurgeJob:
-    """Return the job, with a topic registry of its own, because only one task at a time may change one."""
+    """
+    Return the job, with a topic registry of its own, because only one task at a time may change one.
+
+    *listed* is the one that the daemon's rounds keep.
+    """
     return TopicPurgeJob(
         broker=broker,
         registry=TopicRegistry(archive.store, archive.manifests),
+        listed=listed,
         purger=TopicObjectDeleter(archive.store, archive.manifests, metrics=metrics.purge),
         history=archive.history,
         owner=writer_id,
@@ -111,7 +117,7 @@ def housekeeping_of(
         writer_id=writer_id,
         offer=_offer_to(reconciler),
     )
-    purge = topic_purge_job(config, metrics, archive, broker, writer_id=writer_id)
+    purge = topic_purge_job(config, metrics, archive, broker, listed=reconciler.registry, writer_id=writer_id)
     jobs: list[HousekeepingJob] = [
         merge_job(
             config,

@@ -58,6 +58,8 @@ _DELETED_AT_ONCE = 1000
 _TOPICS_AT_ONCE = 100
 """Topics that share one listing of the bucket."""
 _KEYS_IN_A_PAGE = 1000
+_LISTED_WITHIN_SECONDS = 30.0
+"""How old a listing of the topic manifests may be: each change of one rests on the manifest as it is then."""
 
 
 class TopicObjectDeleter:
@@ -133,7 +135,8 @@ class TopicPurgeJob:
     """
     One daemon's part in the purge of deleted topics; a `HousekeepingJob`.
 
-    *registry* is its own. A turn may be cancelled at any await: unfinished work is started again.
+    *registry* is its own. What *listed* has read lately is not read again. A turn may be cancelled at any
+    await: unfinished work is started again.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class TopicPurgeJob:
         *,
         broker: Broker,
         registry: TopicRegistry,
+        listed: TopicRegistry,
         purger: TopicObjectDeleter,
         history: History,
         owner: str,
@@ -152,6 +156,7 @@ class TopicPurgeJob:
         """Take the collaborators; *owner* is the daemon's writer id, which names it in leases."""
         self._broker = broker
         self._registry = registry
+        self._listed = listed
         self._purger = purger
         self._history = history
         self._owner = owner
@@ -182,8 +187,10 @@ class TopicPurgeJob:
             TieringError: The bucket or the broker failed; the next turn continues.
         """
         cluster = await self._broker.cluster_id()
-        await self._registry.refresh(cluster)
-        used = 1 + len(self._registry.manifests) // _KEYS_IN_A_PAGE
+        used = 0
+        if not self._registry.take(self._listed, cluster, within_seconds=_LISTED_WITHIN_SECONDS):
+            await self._registry.refresh(cluster)
+            used += 1 + len(self._registry.manifests) // _KEYS_IN_A_PAGE
         used += await self._check_presence()
         self._publish()
         while True:

@@ -8,6 +8,8 @@ topics costs ten requests a round.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -51,6 +53,10 @@ class TopicRegistry:
         self._versions: dict[TopicKey, str] = {}
         self.is_known = False
         """Whether the bucket was ever listed: until then it is not known which topics are paused."""
+        self._listed: tuple[str | None, float] | None = None
+        """The cluster that was listed last, and when that began, in loop time."""
+        self._changed_at = -math.inf
+        """When this registry changed a manifest last, in loop time."""
 
     def manifest(self, key: TopicKey) -> TopicManifest | None:
         """Return a topic's manifest as last read; None when there was none."""
@@ -90,6 +96,7 @@ class TopicRegistry:
         Raises:
             StorageUnavailable: What was read before stays in force.
         """
+        began = _now()
         seen: set[TopicKey] = set()
         is_changed = not self.is_known
         prefix = TOPIC_MANIFESTS_PREFIX if cluster is None else f"{TOPIC_MANIFESTS_PREFIX}{cluster}/topics/"
@@ -106,7 +113,21 @@ class TopicRegistry:
                 del self._known[missing]
                 self._versions.pop(missing, None)
         self.is_known = True
+        self._listed = cluster, began
         return is_changed
+
+    def take(self, other: TopicRegistry, cluster: str, *, within_seconds: float) -> bool:
+        """
+        Know what *other* knows, if it has listed *cluster* lately; return whether it has.
+
+        A listing that began before this registry's own last change does not count.
+        """
+        since = max(_now() - within_seconds, self._changed_at)
+        if other._listed is None or other._listed[0] != cluster or other._listed[1] < since:
+            return False
+        self._known, self._versions = dict(other._known), dict(other._versions)
+        self.is_known = True
+        return True
 
     async def ensure(self, counts: Mapping[TopicKey, int]) -> bool:
         """
@@ -156,6 +177,7 @@ class TopicRegistry:
             StorageUnavailable: Nothing is known to have changed.
         """
         self._known[key] = await self._manifests.change_topic(key, change)
+        self._changed_at = _now()
         return self._known[key]
 
     async def _is_gone(self, key: TopicKey) -> bool:
@@ -178,3 +200,7 @@ class TopicRegistry:
         self._known[key] = manifest
         self._versions[key] = version
         return is_new
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

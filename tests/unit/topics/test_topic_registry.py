@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -139,3 +140,28 @@ async def test_change_is_made_on_what_others_left(registry, manifests):
     await manifests.ensure_topic(ORDERS, partition_count=5)
     changed = await registry.change(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
     assert (changed.partition_count, changed.archiving) == (5, Archiving.PAUSED)
+
+
+@pytest.mark.looptime
+async def test_listing_of_another_registry_is_taken_while_it_is_young(store):
+    """It is one of the same cluster, and began after this registry's own last change."""
+    archive = archive_in(store)
+    listed, own = (TopicRegistry(store, archive.manifests) for _ in range(2))
+    assert not own.take(listed, "cluster", within_seconds=30), "nothing was listed yet"
+    await listed.ensure({ORDERS: 2})
+    await listed.refresh("cluster")
+    assert own.take(listed, "cluster", within_seconds=30)
+    assert own.is_known
+    assert own.manifest(ORDERS) == listed.manifest(ORDERS) is not None
+    assert not own.take(listed, "another", within_seconds=30)
+
+    await asyncio.sleep(1)
+    await own.change(ORDERS, lambda found: replace(found, archiving=Archiving.PAUSED))
+    assert not own.take(listed, "cluster", within_seconds=30), "it would undo what is known of the change"
+    assert own.is_paused(ORDERS)
+    await asyncio.sleep(1)
+    await listed.refresh("cluster")
+    assert own.take(listed, "cluster", within_seconds=30)
+    assert own.is_paused(ORDERS)
+    await asyncio.sleep(31)
+    assert not own.take(listed, "cluster", within_seconds=30)
