@@ -27,7 +27,7 @@ import xxhash
 from crc32c import crc32c
 
 from tieringd.endpoint.endpoint_settings import NODE_ID
-from tieringd.errors import CorruptDataError, ObjectNotFound, TieringError
+from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.group_documents import (
     EndpointLease,
     decode_lease,
@@ -50,6 +50,8 @@ LEASE_SECONDS: Final = 9.0
 _SEEN_SECONDS_MAX: Final = 2 * RENEWAL_SECONDS
 """How long a start waits for the others to see it: one that stands still is not waited for."""
 _SEEN_LOOK_SECONDS: Final = 0.1
+_LOOK_TAKES_SECONDS: Final = 0.5
+"""How long another endpoint may take from the renewal of its lease until it has seen the new ones."""
 _FORGOTTEN_SECONDS: Final = 3600.0
 """The object of a lease that ended so long ago is deleted."""
 _NODE_ID_MAX: Final = 2**30 - 1
@@ -209,27 +211,32 @@ class EndpointLeases:
         self._renewed_at = began
 
     async def _wait_until_seen(self) -> None:
-        """Wait until every other endpoint has renewed its lease: it looks at the leases right after that."""
+        """Wait until every other endpoint has renewed its lease, and has looked at the leases after that."""
         unseen = {
             endpoint_id: seen.version
             for endpoint_id, seen in self._others.items()
             # A lease with the own address is a worker of the same port, or what the process before left.
             if seen.lease is not None and (seen.lease.host, seen.lease.port) != (self.own.host, self.own.port)
         }
-        deadline = self._now() + _SEEN_SECONDS_MAX
-        while unseen and self._now() < deadline:
-            await asyncio.sleep(_SEEN_LOOK_SECONDS)
-            await self._look()
-            unseen = {
-                endpoint_id: version
-                for endpoint_id, version in unseen.items()
-                if endpoint_id in self._others and self._others[endpoint_id].version == version
-            }
-            if not unseen:
-                # The last one that renewed is looking now.
-                await asyncio.sleep(_SEEN_LOOK_SECONDS)
-        if unseen:
+        if not unseen:
+            return
+        try:
+            async with asyncio.timeout(_SEEN_SECONDS_MAX):
+                # Another one that starts now waits for a renewal of this lease, as this one does for its.
+                await self._renew()
+                while unseen:
+                    await asyncio.sleep(_SEEN_LOOK_SECONDS)
+                    await self._look()
+                    unseen = {
+                        endpoint_id: version
+                        for endpoint_id, version in unseen.items()
+                        if endpoint_id in self._others and self._others[endpoint_id].version == version
+                    }
+        except (TimeoutError, StorageUnavailable):
             log.info("other endpoints of this archive may not list this one yet", endpoints=sorted(unseen))
+        else:
+            # The last one that renewed is looking now.
+            await asyncio.sleep(_LOOK_TAKES_SECONDS)
 
     async def _look(self) -> None:
         began, awake_began = self._now(), self._awake.now()

@@ -225,6 +225,25 @@ def test_endpoint_that_starts_is_listed_by_the_others_before_it_serves(apart_sec
     simulated(0, history)
 
 
+@pytest.mark.parametrize("seed", [None, *range(10)])
+@pytest.mark.parametrize("count", [2, 4])
+def test_endpoints_that_start_together_do_not_wait_for_each_other(count, seed):
+    """Each is in its own start, where it waits for the others, and all of them serve soon."""
+
+    async def history():
+        store = SlowStore(None if seed is None else Random(seed))
+        endpoints = [Endpoint(store, 1 + number) for number in range(count)]
+        began = asyncio.get_running_loop().time()
+        with capture_logs() as events:
+            await asyncio.gather(*(one.start() for one in endpoints))
+        assert asyncio.get_running_loop().time() - began < 3
+        assert not [one for one in events if "may not list" in one["event"]]
+        assert {tuple(ids(one)) for one in endpoints} == {tuple(ids(endpoints[0]))}
+        assert len(ids(endpoints[0])) == count
+
+    simulated(seed or 0, history)
+
+
 @pytest.mark.parametrize("port", [1, 2])
 def test_endpoint_waits_for_no_other_that_died(port):
     """A lease at the own address is what the process before has left. Another one is waited for, a while."""
@@ -238,6 +257,29 @@ def test_endpoint_waits_for_no_other_that_died(port):
         await Endpoint(store, port).start()
         waited_seconds = asyncio.get_running_loop().time() - began
         assert waited_seconds < 1 if port == 1 else 6 <= waited_seconds < LEASE_SECONDS
+
+    simulated(0, history)
+
+
+def test_store_that_goes_away_while_an_endpoint_waits_does_not_end_it(monkeypatch):
+    """It has its lease, and has looked at the others. A running endpoint lives through such a time, too."""
+
+    async def history():
+        store = SlowStore()
+        (await Endpoint(store, 1).start()).kill()
+        second = Endpoint(store, 2)
+        look, looks = second.leases._look, 0
+
+        async def failing():
+            nonlocal looks
+            looks += 1
+            if looks > 1:
+                raise StorageUnavailable("the store is away")
+            await look()
+
+        monkeypatch.setattr(second.leases, "_look", failing)
+        await second.start()
+        assert looks == 2
 
     simulated(0, history)
 
