@@ -61,9 +61,9 @@ class FakeBroker:
         }
         """The topic ids of the cluster's topics, by name."""
         self.untold: set[str] = set()
+        """Topics of which the cluster reports neither existence nor configuration."""
         self.hidden: set[str] = set()
         """Topics whose settings this user may not read."""
-        """Topics of which the cluster reports neither existence nor configuration."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
         self.node = 0

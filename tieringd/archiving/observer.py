@@ -65,8 +65,8 @@ _NOT_ON_RECORD = (
     "topic manifest"
 )
 """Why nothing of a topic is trimmed yet."""
-_UNREAD: Final = MappingProxyType({"": "unread"})
-"""Stands for the settings of a topic that this user may not read. No setting has an empty name."""
+_READ: Final = MappingProxyType({"redpanda.remote.read": "true"})
+"""Settings of a topic whose archive clients read, unless the file says no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +240,8 @@ class Observer:
         self._topic_problems: set[str] = set()
         self._described_topics: frozenset[str] = frozenset()
         """The topics whose configuration the broker returned at the last scan."""
+        self._hidden_topics: frozenset[str] = frozenset()
+        """The topics whose settings this user was not allowed to read at the last scan."""
         self._has_scanned = False
         self._scan_count = 0
 
@@ -419,7 +421,7 @@ class Observer:
         return {
             key: self._topics[key.topic]
             for key, manifest in known.items()
-            if (manifest is None or manifest.defaults is None) and not self._is_unread(key.topic)
+            if (manifest is None or manifest.defaults is None) and key.topic not in self._hidden_topics
         }
 
     def _remote_delete(self, listed: ListedPartitions) -> dict[TopicKey, bool]:
@@ -464,9 +466,6 @@ class Observer:
         if len(before) != len(observed) or not all(map(is_, before.values(), observed.values())):
             self._wanted = dict(observed.values())
 
-    def _is_unread(self, topic: str) -> bool:
-        return self._resolved[topic][0] == _UNREAD
-
     async def _topic_configs(
         self, cluster: str, topic_ids: Mapping[str, str], problems: dict[str, str]
     ) -> dict[str, TopicConfig]:
@@ -478,27 +477,27 @@ class Observer:
         """
         names = sorted(topic_ids)
         from_broker = await self._broker.topic_configs(names)
-        described = set[str]()
         before, self._resolved = self._resolved, {}
+        configs: dict[str, TopicConfig] = {}
+        hidden = set[str]()
         for name in names:
             settings = from_broker.get(name, {})
             if isinstance(settings, BrokerDenied):
                 problems[f"topic {name}"] = str(settings)
-                settings = _UNREAD
-            elif name in from_broker:
-                described.add(name)
+                hidden.add(name)
+                configs[name] = self._hidden_config(name)
+                continue
             recorded = self._registry.manifest(TopicKey(cluster, name, topic_ids[name]))
             known = before.get(name)
             # An unchanged configuration stays the same object, because it is compared for each partition.
             if known is None or (known[0], known[1]) != (settings, recorded):
                 config = self._config.topic(name, settings, recorded)
-                if settings is _UNREAD:
-                    config = replace(config, remote_write=False)
                 earlier = self._topics.get(name)
                 known = (dict(settings), recorded, earlier if earlier == config else config)
             self._resolved[name] = known
-        self._described_topics = frozenset(described)
-        configs = {name: config for name, (_, _, config) in self._resolved.items()}
+            configs[name] = known[2]
+        self._hidden_topics = frozenset(hidden)
+        self._described_topics = frozenset(from_broker) - hidden
         if len(configs) != len(self._topics) or not all(
             config is self._topics.get(name) for name, config in configs.items()
         ):
@@ -508,6 +507,19 @@ class Observer:
             log.warning("topic configuration ignored in part", fault=fault)
         self._topic_problems = faults
         return self._topics
+
+    def _hidden_config(self, name: str) -> TopicConfig:
+        """
+        Return the configuration of a topic whose settings this user may not read.
+
+        Clients read its archive, unless the file or the last settings that could be read say no: without the
+        archive they would skip records. The cluster's default does not count, as the topic may have its own.
+        """
+        is_known = name in self._described_topics or name in self._hidden_topics
+        earlier = self._topics[name] if is_known else self._config.topic(name, _READ)
+        is_read = earlier.remote_read and self._config.cloud_storage_enabled
+        config = replace(earlier, remote_write=False, remote_read=is_read, problems=())
+        return earlier if config == earlier else config
 
     def _counts_on_record(self, keys: Collection[TopicKey]) -> dict[tuple[str, str], int]:
         """
@@ -547,7 +559,7 @@ class Observer:
         files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
         files += await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems)
         names = (one.topic_partition for one in tiered.untiered)
-        return files, unclear | {name for name in names if self._is_unread(name.topic)}
+        return files, unclear | {name for name in names if name.topic in self._hidden_topics}
 
     async def _translated(
         self,

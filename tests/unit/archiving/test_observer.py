@@ -220,6 +220,54 @@ async def test_topic_whose_settings_are_hidden_holds_up_no_other(log_dir, store,
     assert (snapshot.problems, snapshot.unclear) == ({}, frozenset())
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_known", "is_read"),
+    [
+        ({"remote.storage.enable": "true"}, True, True),
+        ({"remote.storage.enable": "true"}, False, True),
+        ({"redpanda.remote.read": "false"}, True, False),
+    ],
+)
+async def test_archive_of_a_topic_whose_settings_are_hidden_stays_readable(
+    make_watch, writers, settings, is_known, is_read
+):
+    """The cluster's default would switch reading off, and the topic's own setting decides, if it is known."""
+    watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
+    default = watch.observer._config.model_copy(
+        update={"cloud_storage_enable_remote_write": False, "cloud_storage_enable_remote_read": False}
+    )
+    watch.observer.set_config(default)
+    watch.broker.configs["orders"] = settings
+    if is_known:
+        assert (await watch.scan()).topics["orders"].remote_read is is_read
+    watch.broker.hidden = {"orders"}
+    for _ in range(2):
+        topic = (await watch.scan()).topics["orders"]
+        assert (topic.remote_read, topic.remote_write) == (is_read, False)
+        assert topic.problems == (), "what they say rests on settings that were not read"
+    watch.observer.set_config(default.model_copy(update={"cloud_storage_enabled": False}))
+    assert not (await watch.scan()).topics["orders"].remote_read
+
+
+async def test_file_says_whether_a_topic_whose_settings_are_hidden_is_read(make_watch, writers):
+    """It goes before the topic's own settings anyway."""
+    watch = make_watch(topics="{orders: {redpanda.remote.read: false}}")
+    watch.broker.hidden = {"orders"}
+    assert not (await watch.scan()).topics["orders"].remote_read
+
+
+async def test_reload_in_the_middle_of_a_scan_does_not_end_it(watch, writers):
+    """The scan goes on with the configuration that it began with."""
+    asked = watch.broker.log_bounds
+
+    async def log_bounds(*arguments, **named):
+        watch.observer.set_config(config_of(writers[0].partition.log_dir, ""))
+        return await asked(*arguments, **named)
+
+    watch.broker.log_bounds = log_bounds
+    assert (await watch.scan()).unrecorded_topics.keys() == {topic_key(writers[0].identified)}
+
+
 @pytest.mark.parametrize(("led", "share"), [((0, 1, 2), 1.0), ((0,), 1 / 3), ((), 0.0)])
 async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(watch, writers, led, share):
     """The share is the partitions that this broker leads, of all partitions of the topic in the cluster."""
