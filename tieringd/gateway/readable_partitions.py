@@ -358,8 +358,10 @@ class ReadablePartitions:
                 partition = TopicIdPartition(snapshot.cluster, topic, local.topic_id, number)
                 self._by_name |= dict.fromkeys(names, partition)
                 self._local[partition] = LocalLog(local, (), ())
-        self._pins = {one.partition: seen.pins for one, seen in snapshot.wanted.items() if seen.pins} | {
-            one.partition: one.pins for one in (*snapshot.followed, *snapshot.held_back) if one.pins
+        self._pins = {
+            **{one: pins for one, pins in self._pins.items() if one.topic_partition in snapshot.unclear},
+            **{one.partition: seen.pins for one, seen in snapshot.wanted.items() if seen.pins},
+            **{one.partition: one.pins for one in (*snapshot.followed, *snapshot.held_back) if one.pins},
         }
         readable = set(self._by_name.values())
         led = {one: leadership.leader_epoch for one, leadership in self._leaderships.items()}

@@ -265,6 +265,38 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
         assert await behind.fetch(4) == {0: "try again"}
 
 
+@pytest.mark.parametrize("fault", ["settings are hidden", "checkpoint is damaged"])
+@virtually
+async def test_offset_that_only_a_pin_has_is_waited_for_while_the_partition_is_unclear(
+    tmp_path, store, writers, fault
+):
+    """What is known of a partition that could not be read stays as it is, and its pins stay as well."""
+    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
+    pin_root.mkdir()
+    daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
+    async with serving(tmp_path, store, daemon) as behind:
+        writer = writers[0]
+        await daemon.round()
+        for _ in range(200):
+            store.fail_next("put", lambda: StorageUnavailable("away"))
+        writer.closed_segment()
+        await daemon.round()
+        writer.drop_head()
+        writer.drop_head()
+        await daemon.round()
+        assert await behind.fetch(4) == {0: "try again"}
+        if fault == "settings are hidden":
+            daemon.broker.hidden = {"orders"}
+        else:
+            writer.closed_segment()
+            (writer.path / "leader-epoch-checkpoint").write_text("nonsense")
+        for _ in range(3):
+            await daemon.round()
+            assert writer.name in daemon.reconciler.snapshot.unclear
+            assert daemon.pinned(writer) == [3]
+            assert await behind.fetch(4) == {0: "try again"}
+
+
 async def told(behind, broker_offset, number=0):
     """Return the known log start at once, and after the look-up."""
     at_once = behind.answers.log_start("orders", number, broker_offset)
