@@ -245,7 +245,11 @@ def _left_out(seen: Seen) -> Iterator[Task]:
     whole = seen.reasons.get("log_directory")
     found = [(place, why) for place, why in seen.problems.items() if why != whole]
     for place, why in found[:_MOST_OF_A_KIND]:
-        yield Task(f"{place} cannot be read: {why}", f"ls -ld {place}")
+        if place.startswith("topic "):
+            # Its settings are hidden, or its archive is closed; all other places are paths.
+            yield Task(f"{place} is left out: {why}", "tieringd doctor")
+        else:
+            yield Task(f"{place} cannot be read: {why}", f"ls -ld {place}")
     if seen.paused_topics:
         names = ", ".join(seen.paused_topics[:_MOST_OF_A_KIND])
         yield Task(f"paused topics: {names}", f"tieringd topic resume {seen.paused_topics[0]}")

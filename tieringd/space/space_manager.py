@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NOT_TIERED = "remote write is off for the topic: only the broker's own retention trims it"
+HIDDEN = "the settings of the topic cannot be read: they may switch remote write off"
 FOLLOWED = "another broker leads the partition, and trims it on all replicas"
 PAUSED = "the topic is paused"
 NOT_KNOWN = "the durable offsets of the partition are not known yet"
@@ -79,7 +80,8 @@ def space_partitions(
             yield _of_followed(one, NOT_KNOWN)
     for partition in snapshot.untiered:
         if partition.log_dir in log_dirs:
-            yield _kept(partition.topic_partition, (), NOT_TIERED)
+            name = partition.topic_partition
+            yield _kept(name, (), HIDDEN if name in snapshot.unclear else NOT_TIERED)
 
 
 def space_partition(

@@ -195,6 +195,13 @@ def test_log_directory_that_is_gone_is_one_task(found):
     ]
 
 
+def test_topic_that_is_left_out_is_no_path(found):
+    """There is no directory to look at; the doctor says which permission is missing."""
+    assert found(problems={"topic orders": "the broker refuses its settings"}) == [
+        ("topic orders is left out: the broker refuses its settings", "tieringd doctor")
+    ]
+
+
 def test_tasks_of_many_partitions_are_few(found):
     """Some by name, and how many there are besides."""
     lines = [Line("orders", number, "corrupt") for number in range(100)]

@@ -16,7 +16,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.policies.disk_areas import DirectoryUse
 from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 from tieringd.policies.space_plan import Phase
-from tieringd.space.space_manager import FOLLOWED, NOT_TIERED, SpaceManager, space_partition
+from tieringd.space.space_manager import FOLLOWED, HIDDEN, NOT_TIERED, SpaceManager, space_partition
 
 SEGMENTS = 6
 
@@ -231,19 +231,22 @@ async def test_what_is_not_durable_stays(daemon, manager, writers, disk):
 async def test_partitions_that_are_not_ours_are_named_with_the_reason(
     daemon, manager, writers, disk, tmp_path
 ):
-    """A follower's replica and a topic that is not tiered give nothing."""
+    """A follower's replica, a topic that is not tiered and one whose settings are hidden give nothing."""
     follower = writers[1].name
     daemon.broker.followed[follower] = daemon.broker.epochs.pop(follower)
-    other = LogWriter(tmp_path, "scratch", 0)
-    other.closed_segment()
-    daemon.broker.add(other)
+    other, hidden = (LogWriter(tmp_path, topic, 0) for topic in ("scratch", "secret"))
+    for writer in (other, hidden):
+        writer.closed_segment()
+        daemon.broker.add(writer)
     daemon.broker.configs["scratch"] = {"remote.storage.enable": "false"}
+    daemon.broker.hidden = {"secret"}
     async with daemon.running():
         disk.total_bytes = 100
         (report,) = await manager.step()
         await settle()
         reasons = {str(kept.topic_partition): kept.because for kept in report.plan.kept}
         assert (reasons["orders-1"], reasons["scratch-0"]) == (FOLLOWED, NOT_TIERED)
+        assert reasons["secret-0"] == HIDDEN
         assert on_disk(writers) == [1, SEGMENTS + 1, 1]
         assert other.bases_on_disk == other.bases
 
