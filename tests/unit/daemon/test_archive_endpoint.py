@@ -54,9 +54,9 @@ async def register(archive, cluster, topic, number=1):
 async def test_endpoint_listens_on_this_host_only(archive, tmp_path):
     """An endpoint listens on the loopback address by default, because it asks for no password."""
     async with running_endpoint(archive, tmp_path) as endpoint:
-        assert endpoint.server._listener.getsockname()[0] == "127.0.0.1"
+        assert endpoint.server._listened.listener.getsockname()[0] == "127.0.0.1"
     async with running_endpoint(archive, tmp_path, host="127.0.0.2") as endpoint:
-        assert endpoint.server._listener.getsockname()[0] == "127.0.0.2"
+        assert endpoint.server._listened.listener.getsockname()[0] == "127.0.0.2"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "'::'"])

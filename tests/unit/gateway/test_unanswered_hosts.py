@@ -198,7 +198,7 @@ async def test_kernel_that_takes_no_filter_leaves_the_refusals():
 async def test_gateway_does_not_answer_a_host_that_it_has_refused(broker):
     """The host's next SYN reaches no accept, while another host is served. Without the filter it does."""
     async with running(broker, **SLOW) as server:
-        listener, server._unanswered._seconds = server._listener, LONG
+        listener, server._unanswered._seconds = server._listened.listener, LONG
         await connect_until_full(broker, server, "127.0.0.2")
         await refused(server, "127.0.0.2")
         assert server.counters.unanswered_hosts == 1
