@@ -474,9 +474,16 @@ class Observer:
 
         A topic whose settings this user may not read becomes a problem, and is not archived in this round:
         its settings may switch archiving off.
+
+        Raises:
+            BrokerDenied: This user may read the settings of no topic.
         """
         names = sorted(topic_ids)
         from_broker = await self._broker.topic_configs(names)
+        refusals = [one for one in from_broker.values() if isinstance(one, BrokerDenied)]
+        if refusals and len(refusals) == len(names):
+            # This user lacks the right as such, and nothing would be archived.
+            raise refusals[0]
         before, self._resolved = self._resolved, {}
         configs: dict[str, TopicConfig] = {}
         hidden = set[str]()

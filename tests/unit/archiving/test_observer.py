@@ -16,7 +16,7 @@ from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.layout import KafkaLayout
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
-from tieringd.errors import BrokerUnavailable, LocalFileError, StorageUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable, LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.manifest import PartitionManifest
@@ -214,10 +214,25 @@ async def test_topic_whose_settings_are_hidden_holds_up_no_other(log_dir, store,
         assert snapshot.problems == {"topic hidden": "the settings of topic hidden are hidden"}
         assert {key.topic for key in snapshot.unrecorded_topics} == {"other"}
         assert {key.topic for key in snapshot.remote_delete} == {"other"}
+    watch.broker.hidden = {"hidden", "other"}
+    with pytest.raises(BrokerDenied, match="are hidden"):
+        await watch.scan()  # Nothing would be archived, and the daemon would say that it is well.
     watch.broker.hidden = set()
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"hidden-0": 0, "other-0": 0}
     assert (snapshot.problems, snapshot.unclear) == ({}, frozenset())
+
+
+@pytest.fixture
+def beside_another(log_dir, store, metrics, writers):
+    """Return what makes a watch of the topic `orders` and another one, with settings of topics."""
+
+    def make(topics):
+        return Watch(
+            log_dir, store, FakeBroker(*writers, LogWriter(log_dir, "other")), metrics, topics=topics
+        )
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -229,10 +244,10 @@ async def test_topic_whose_settings_are_hidden_holds_up_no_other(log_dir, store,
     ],
 )
 async def test_archive_of_a_topic_whose_settings_are_hidden_stays_readable(
-    make_watch, writers, settings, is_known, is_read
+    beside_another, settings, is_known, is_read
 ):
     """The cluster's default would switch reading off, and the topic's own setting decides, if it is known."""
-    watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
+    watch = beside_another("{orders: {tieringd.managed.retention: true}}")
     default = watch.observer._config.model_copy(
         update={"cloud_storage_enable_remote_write": False, "cloud_storage_enable_remote_read": False}
     )
@@ -249,9 +264,9 @@ async def test_archive_of_a_topic_whose_settings_are_hidden_stays_readable(
     assert not (await watch.scan()).topics["orders"].remote_read
 
 
-async def test_file_says_whether_a_topic_whose_settings_are_hidden_is_read(make_watch, writers):
+async def test_file_says_whether_a_topic_whose_settings_are_hidden_is_read(beside_another):
     """It goes before the topic's own settings anyway."""
-    watch = make_watch(topics="{orders: {redpanda.remote.read: false}}")
+    watch = beside_another("{orders: {redpanda.remote.read: false}}")
     watch.broker.hidden = {"orders"}
     assert not (await watch.scan()).topics["orders"].remote_read
 
