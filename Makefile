@@ -1,8 +1,7 @@
 # Two commands do all the set-up on a machine with Python 3.11 or newer: `make demo` and `make test`.
 # Each makes .venv and fetches what it needs; what it cannot fetch (Java, Maven, Node), it names.
 
-# An interpreter that was built without profile-guided optimization, as pyenv does it, takes a tenth more CPU.
-PYTHON ?= $(or $(shell python3 -m tests.support.interpreter 2>/dev/null),python3)
+PYTHON ?= python3
 BROKER ?= none
 BENCH ?= upload
 WORKERS ?= 2
