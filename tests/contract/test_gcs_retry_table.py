@@ -1,5 +1,7 @@
 """The retry table of the GCS store, in front of a real server: fake-gcs-server."""
 
+# Long: each refusal of each operation, with the pauses of the retries.
+
 from __future__ import annotations
 
 import json

@@ -141,6 +141,7 @@ def moved_on(member, count=5):
     return lambda: len(member.told("read")) >= now + count
 
 
+# Long: a lease and a session run out.
 @pytest.mark.parametrize("library", ["librdkafka", "librdkafka-newer", "aiokafka"])
 def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tmp_path, topic, library):
     """Each record is read, and none again that was committed before its partition changed hands."""
@@ -178,6 +179,7 @@ def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tm
         assert late.told("read") == []
 
 
+# Long: members read every record, one each 30 ms, over a kill.
 def test_group_survives_a_worker(six_partitions, endpoint_of, tmp_path, topic):
     """Members at two workers of one endpoint share a group, and go on when a worker is killed."""
     endpoint = endpoint_of("only", workers=2)
@@ -216,6 +218,7 @@ def assigned(member):
     return found
 
 
+# Long: a lease and a session run out.
 def test_endpoint_that_stood_still_is_fenced(six_partitions, endpoint_of, tmp_path, topic):
     """SIGSTOP for longer than sessions last: what its member had asked before is refused afterwards."""
     first, second = endpoint_of("first"), endpoint_of("second")
@@ -266,6 +269,7 @@ def standing_still(pid):
         os.kill(pid, signal.SIGCONT)
 
 
+# Long: each of Kafka's tools is a JVM.
 def test_java_tools_work_with_groups(kafka, six_partitions, endpoint_of, topic):
     """The console consumer as a member, and kafka-consumer-groups: list, describe, reset, delete."""
     first, second = endpoint_of("first"), endpoint_of("second")

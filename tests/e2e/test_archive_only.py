@@ -86,6 +86,7 @@ def read_confluent(bootstrap, topic, isolation, *, first=confluent_kafka.OFFSET_
         consumer.close()
 
 
+# Long: every record of every kind of topic, by two clients.
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_clients_read_the_archive_as_they_read_the_broker(
     kafka, archive_of_samples, sample_objects, isolation

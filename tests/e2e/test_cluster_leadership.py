@@ -1,5 +1,7 @@
 """Three brokers: archiving while leaders move, topics come and go, a host stalls, or files are lost."""
 
+# Long: three brokers, and elections that wait for sessions and leases.
+
 from __future__ import annotations
 
 import shutil
@@ -129,6 +131,7 @@ async def test_reassigned_partition_is_archived_from_its_new_brokers(brokers, da
     assert daemons[1].get("/readyz") == (200, "ok\n")
 
 
+# Long: a host stands still for longer than a session.
 async def test_host_that_stood_still_is_fenced_and_changes_nothing(
     brokers, seaweedfs, daemons_of, objects, topic
 ):

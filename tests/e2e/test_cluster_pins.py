@@ -1,5 +1,7 @@
 """Three brokers: retention that deletes while the store is away, with pins and without."""
 
+# Long: three brokers, and retention that Kafka checks at an interval.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -48,6 +50,7 @@ def names_of_others(log_dir: Path, topic: str) -> set[str]:
     }
 
 
+# Long: Kafka deletes by retention at an interval.
 async def test_retention_during_an_outage_loses_nothing_with_pins(
     brokers, seaweedfs, daemons_of, objects, topic, *, tmp_path
 ):

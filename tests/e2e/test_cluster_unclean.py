@@ -39,6 +39,7 @@ def values(count: int, *, first: int) -> list[bytes]:
     return [bytes([number]) * 100_000 for number in range(first, first + count)]
 
 
+# Long: brokers are killed until an election is unclean.
 async def test_unclean_election_replaces_what_is_off_the_new_lineage(
     brokers, daemons_of, objects, topic, tmp_path
 ):

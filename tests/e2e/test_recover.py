@@ -200,6 +200,7 @@ async def test_aiokafka_consumer_goes_on_after_the_next_leader(fresh, aged):
     assert read == [*aged.values, b"new"]
 
 
+# Long: a broker starts twice, and the consumer is a JVM.
 async def test_java_consumer_goes_on_after_the_next_leader(fresh, aged):
     """
     A running Java consumer reads on after the next election: its position has an epoch that is known.

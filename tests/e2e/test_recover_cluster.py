@@ -1,5 +1,7 @@
 """Recovery of topics into a live cluster: the same records in the same order, each of them once."""
 
+# Long: recoveries are killed and go on, in front of a broker of their own.
+
 from __future__ import annotations
 
 import asyncio
@@ -58,6 +60,7 @@ def content(records):
     return [(one.timestamp_ms, one.key, one.value, one.headers) for one in records]
 
 
+# Long: every record of every kind of topic, produced anew.
 async def test_every_kind_of_topic_is_written_record_by_record(
     kafka, target, samples, sample_objects, tmp_path
 ):

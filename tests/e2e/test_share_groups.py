@@ -1,5 +1,7 @@
 """Kafka's own share consumer beside a daemon that trims (KIP-932)."""
 
+# Long: share groups, whose locks and offsets Kafka moves at its own pace.
+
 from __future__ import annotations
 
 import asyncio

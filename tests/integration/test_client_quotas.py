@@ -74,6 +74,7 @@ async def test_quota_that_kafka_does_not_take_is_an_error_that_names_whom_it_is_
     assert await broker.client_quotas() == {}
 
 
+# Long: a quota counts over ten seconds.
 async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
     """
     A producer that has had its burst waits while the brake is on, and not any more afterwards.

@@ -1,5 +1,7 @@
 """Unmodified clients of a real broker do through the gateway what they do directly."""
 
+# Long: clients of five languages, some in processes of their own.
+
 from __future__ import annotations
 
 import asyncio
@@ -75,6 +77,7 @@ async def test_committed_reader_sees_only_committed_transactions(behind, gateway
         assert read == committed
 
 
+# Long: members wait for heartbeats to be told of a rebalance.
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_group_is_rebalanced_when_a_member_joins_and_leaves(behind, gateway, protocol):
     """Both group protocols assign, move and commit partitions through the gateway."""

@@ -1,5 +1,7 @@
 """KafkaBroker against a real Kafka broker on loopback."""
 
+# Long: a broker's own timing: retention, deletions, new listeners with users.
+
 from __future__ import annotations
 
 import asyncio

@@ -160,6 +160,7 @@ async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none
         }
 
 
+# Long: a broker stops, starts and leads again.
 async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, clients, topic):
     """A follower becomes leader under a higher epoch when the leader dies. The returned broker follows."""
     await cluster.create_topic(topic, replicas=[[2, 1, 3]])

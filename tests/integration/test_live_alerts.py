@@ -340,6 +340,7 @@ def test_gateway_that_refuses_certificate_that_ends_and_full_cache_disk_are_seen
                 )
 
 
+# Long: workers are killed until they are left alone.
 def test_workers_that_do_not_stay_are_seen(tmp_path, config, watch):
     """An endpoint whose workers are killed has fewer than it should, until they are left alone."""
     run_well("run", "--once", "--config", str(config))

@@ -155,6 +155,7 @@ def test_python_on_a_page_imports_what_there_is(page):
                 assert all(hasattr(module, one.name) for one in node.names), node.module
 
 
+# Long: it parses all of the source.
 def test_log_events_page_has_every_event():
     """`python -m deploy.log_event_page` writes it."""
     assert LOG_EVENT_PAGE.read_text() == log_event_page()

@@ -53,6 +53,7 @@ class Through:
         self.bootstrap = bootstrap
 
 
+# Long: clients read while jobs of Spark compact the archive.
 async def test_clients_read_on_while_the_archive_loses_records(behind, config, topic, objects, spark):
     """Two kinds of clients, in both isolation levels, from what is left of the archive into the local log."""
     keyed = KeyedTopic(behind.cluster, topic, objects)

@@ -1,5 +1,7 @@
 """Erasure on Spark of what a real broker wrote: no byte is left in the bucket, and a record of it is."""
 
+# Long: jobs of Spark rewrite archives, and every record is read again.
+
 from __future__ import annotations
 
 import hashlib

@@ -110,6 +110,7 @@ async def growing(kafka, topic, write_kafka_config):
     return path
 
 
+# Long: it is the first export of its session.
 @pytest.mark.timeout(900)
 async def test_parquet_holds_what_a_consumer_reads(spark, kafka, samples, sample_objects, tmp_path):
     """Every codec, transactions, tombstones, headers, both kinds of timestamps; read by plain Spark."""
@@ -171,6 +172,7 @@ async def test_iceberg_holds_what_a_consumer_reads(spark, kafka, samples, sample
     assert report.figures["commits"] >= len(TOPICS)
 
 
+# Long: two exports, and a daemon between them.
 async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
     spark, kafka, growing, topic, objects, seaweedfs, prefix, tmp_path
 ):

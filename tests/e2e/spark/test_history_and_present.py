@@ -130,6 +130,7 @@ def queries(spark, kafka, seaweedfs, prefix, topic, tmp_path):  # noqa: PLR0917 
     return made
 
 
+# Long: a daemon trims what a job of Spark reads.
 async def test_every_record_comes_once_while_the_broker_trims(trimmed, queries):
     """The broker trims under the first query, between both and under the second. Each restarts."""
     history = queries("tieringd", "history")

@@ -1,5 +1,7 @@
 """Scrub on real executors: what a broker wrote is sound, and of what is damaged nothing is missed."""
 
+# Long: jobs of Spark read every object of archives.
+
 from __future__ import annotations
 
 import json

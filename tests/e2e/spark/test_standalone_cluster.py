@@ -100,6 +100,7 @@ def master(tmp_path):
         yield found[1]
 
 
+# Long: a cluster of Spark, and an executor that is missed.
 @pytest.mark.timeout(900)
 def test_command_of_the_docs_has_every_record_once_when_an_executor_dies(master, tmp_path):
     """The killed executor's tasks are read again by another one."""

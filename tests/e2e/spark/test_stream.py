@@ -77,6 +77,7 @@ def written(*writers, from_offset=0):
     )
 
 
+# Long: many small batches, each with its checkpoint.
 def test_stream_takes_what_its_limit_lets_and_goes_on_after_a_restart(spark, archive, tmp_path):
     """Every record arrives once, over several batches and two lives of the query."""
     writers = [archive.filled(partition=0, segments=2), archive.filled(partition=1, segments=1)]

@@ -1,5 +1,7 @@
 """The commands of Spark's jobs, without Spark: options, what is missing, progress."""
 
+# Long: commands of Spark in an interpreter that has loaded it.
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """The compiled code by itself: it touches no byte that is not its own, and does without a cache."""
 
+# Long: numba compiles the kernel, in processes without a cache.
+
 from __future__ import annotations
 
 import ctypes
@@ -173,6 +175,7 @@ def test_package_that_cannot_be_written_is_decoded_with(tmp_path, no_directory):
     assert not [path for path in tmp_path.rglob("*") if path.suffix in {".nbi", ".nbc"}]
 
 
+# Long: numba compiles, in processes of their own.
 @pytest.mark.timeout(900)  # It compiles, in processes of their own.
 def test_package_in_an_archive_is_decoded_with(tmp_path, no_directory):
     """A package that was sent to executors as one file works as well, with a cache or without one."""
