@@ -283,7 +283,7 @@ async def test_readers_go_on_through_merges_and_deletions(daemon, store, writers
                 if await values_in(readers, manifest) != wanted:
                     failed.append(manifest)
 
-        store.latency_seconds = 0.001
+        store.latency_seconds = 0.01
         reading = asyncio.create_task(read_on())
         await daemon.turns()
         assert await values_in(archive_in(store), old) == wanted
