@@ -241,6 +241,19 @@ async def test_topic_named_like_the_id_of_another_is_another(tmp_path, store):
         assert (await behind.partitions.find("orders", 0)).manifest.partition == secret.identified
 
 
+async def only_pinned(daemon, store, writer):
+    """Let a pin alone have the segment from offset 3: the store is away, and the broker deletes it."""
+    await daemon.round()
+    for _ in range(200):
+        store.fail_next("put", lambda: StorageUnavailable("away"))
+    writer.closed_segment()
+    await daemon.round()
+    assert daemon.pinned(writer) == [3]
+    writer.drop_head()
+    writer.drop_head()
+    await daemon.round()
+
+
 @virtually
 async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers):
     """The broker has deleted it and it is not uploaded yet; afterwards the archive has it."""
@@ -249,15 +262,7 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
     daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
     async with serving(tmp_path, store, daemon) as behind:
         writer = writers[0]
-        await daemon.round()
-        for _ in range(200):
-            store.fail_next("put", lambda: StorageUnavailable("away"))
-        writer.closed_segment()
-        await daemon.round()
-        assert daemon.pinned(writer) == [3]
-        writer.drop_head()
-        writer.drop_head()
-        await daemon.round()
+        await only_pinned(daemon, store, writer)
         found = await behind.partitions.find("orders", 0)
         assert found.manifest.next_offset == 3
         assert found.is_pinned(4)
@@ -278,14 +283,7 @@ async def test_offset_that_only_a_pin_has_is_waited_for_while_the_partition_is_u
     daemon = Daemon(tmp_path, store, [*writers, other], pin_root=pin_root)
     async with serving(tmp_path, store, daemon) as behind:
         writer = writers[0]
-        await daemon.round()
-        for _ in range(200):
-            store.fail_next("put", lambda: StorageUnavailable("away"))
-        writer.closed_segment()
-        await daemon.round()
-        writer.drop_head()
-        writer.drop_head()
-        await daemon.round()
+        await only_pinned(daemon, store, writer)
         assert await behind.fetch(4) == {0: "try again"}
         if fault == "settings are hidden":
             daemon.broker.hidden = {"orders"}
