@@ -24,7 +24,7 @@ from tests.e2e.archives import archived_manifest
 from tests.e2e.endpoints import serving
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import run_command
-from tests.support.processes import Server
+from tests.support.processes import Server, pause
 
 _PARTITIONS = 6
 _RECORD = b"r" * 40_000
@@ -262,7 +262,7 @@ def stalls(member):
 @contextmanager
 def standing_still(pid):
     """Stop a process, and let it go on at the end."""
-    os.kill(pid, signal.SIGSTOP)
+    pause(pid)
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from tests.fakes.gateway_peers import produce
 from tests.fakes.scripted_broker import scripted_broker
 from tests.support.daemon import run_well, write_config
 from tests.support.kafka_messages import fetch_request, fetch_response, response_frame
-from tests.support.processes import wait_until_ended
+from tests.support.processes import pause, wait_until_ended
 from tests.support.raw_kafka import connected
 from tests.unit.gateway.test_telling_log_starts import deleted, deletion
 from tieringd.cli.gateway_worker import WORKER_COMMAND
@@ -187,7 +187,7 @@ async def test_worker_that_does_not_confirm_a_deletion_is_killed(tmp_path, write
     async with gateway_of(tmp_path, writers) as gateway, AsyncExitStack() as stack:
         clients = await gateway.clients_of_both(stack)
         stuck = gateway.serving[0].pid
-        os.kill(stuck, signal.SIGSTOP)
+        pause(stuck)
         DELETED.append(1)
         asking = [asyncio.ensure_future(client.ask(deletion(2, orders=1))) for client in clients]
         done, late = await asyncio.wait(asking, timeout=180)

@@ -30,6 +30,7 @@ from tests.support.class_data import kafka_archive, options_with
 from tests.support.components import used
 from tests.support.kafka_jars import KAFKA_VERSION, program, require_jars
 from tests.support.ports import free_ports
+from tests.support.processes import pause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -202,8 +203,7 @@ class KafkaBrokerProcess:
 
     def pause(self) -> None:
         """Stop the broker's execution (SIGSTOP). Its connections stay open, and it answers nothing."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        pause(self.pid)
 
     def resume(self) -> None:
         """Continue a paused broker."""

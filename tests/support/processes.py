@@ -6,6 +6,7 @@ Plain functions and classes, independent of pytest. Each process is ended by its
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -42,19 +43,27 @@ def program(name: str) -> str:
 
 def is_alive(pid: int) -> bool:
     """Say whether a process runs: it has not ended, and waits for no parent to read its exit code."""
-    return _state(pid) not in {"", "Z", "X"}
+    return _state(Path(f"/proc/{pid}")) not in {"", "Z", "X"}
 
 
-def _is_stopped(pid: int) -> bool:
-    """Say whether a process is stopped, or has ended."""
-    return _state(pid) in {"", "Z", "X", "T"}
+def pause(pid: int) -> None:
+    """
+    Stop a process's execution (SIGSTOP), and wait until each of its threads stands still.
+
+    On a busy machine its other threads go on until the one that takes the signal gets a processor.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+    while not all(_state(thread) in {"", "Z", "X", "T"} for thread in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(_STOP_POLL_SECONDS)
 
 
-def _state(pid: int) -> str:
-    """Return the letter by which the kernel names a process's state; empty without such a process."""
+def _state(process: Path) -> str:
+    """Return the letter by which the kernel names the state of a process or thread; empty without one."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
@@ -140,13 +149,7 @@ class Server:
 
     def pause(self) -> None:
         """Stop the process's execution (SIGSTOP). Its connections stay open, and it answers nothing."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
-        while not _is_stopped(self.pid):
-            # A signal takes effect a moment after it was sent.
-            assert time.monotonic() < deadline, f"{self.command[0]} does not stop"
-            time.sleep(_STOP_POLL_SECONDS)
+        pause(self.pid)
 
     def resume(self) -> None:
         """Continue a paused process."""

@@ -49,4 +49,5 @@ def second_mount_at(path: Path, directory: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(["umount", path], check=True)
+        # The daemon may have the directory open at this moment.
+        subprocess.run(["umount", "--lazy", path], check=True)

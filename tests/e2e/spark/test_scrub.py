@@ -219,10 +219,20 @@ def _ran(*arguments: str) -> str:
 def _wait_for_jvm(process) -> None:
     """Return when the command has started its Java."""
     deadline = time.monotonic() + JVM_TIMEOUT_SECONDS
-    while len(_group(process.pid)) < 2:
+    # Until its own program runs, the second process is Python's, which says that it was interrupted.
+    while "java" not in _names(process.pid):
         assert process.poll() is None, process.stderr.read().decode()
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def _names(group: int) -> set[str]:
+    """Return the names of the programs of a process group."""
+    found = set()
+    for pid in _group(group):
+        with suppress(OSError):
+            found.add(Path(f"/proc/{pid}/comm").read_text().strip())
+    return found
 
 
 def _group(group: int) -> list[int]:

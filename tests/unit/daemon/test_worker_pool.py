@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from structlog.testing import capture_logs
 
 from tests.fakes.virtual_loop import virtually
-from tests.support.processes import wait_until_ended
+from tests.support.processes import pause, wait_until_ended
 from tieringd.cli.gateway_worker import WORKER_COMMAND
 from tieringd.daemon.admin import AdminPage
 from tieringd.daemon.workers.end_with_daemon import ORPHANED
@@ -151,7 +151,7 @@ async def test_worker_that_stands_still_is_killed():
             # A busy machine may make a worker so slow that it was killed already, and another one comes.
             with suppress(ProcessLookupError):
                 for worker in pool.workers:
-                    os.kill(worker.process.pid, signal.SIGSTOP)
+                    pause(worker.process.pid)
                     stopped.append(worker)
             return stopped
 
@@ -209,7 +209,7 @@ def test_worker_that_is_still_starting_ends_with_its_daemon():
         maps = Path(f"/proc/{worker}/maps")
         try:
             wait_for(lambda: "/uvloop/" in maps.read_text())
-            os.kill(worker, signal.SIGSTOP)
+            pause(worker)
             daemon.kill()
             daemon.wait()
             wait_until_ended([worker])
