@@ -16,18 +16,21 @@ export PYTHONHASHSEED := 0
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-.venv/.installed: pyproject.toml
+.venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11, 3) else f"tieringd needs Python 3.11.3 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.installed: .venv/.made pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 # uv takes a third of pip's time. It does not read pip's configuration, so pip goes on where uv reaches no index.
-.venv/.installed-dev: .venv/.installed
+.venv/.installed-dev: .venv/.made pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev,spark]' \
 		|| $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
-	@touch $@
+	@touch .venv/.installed $@
 
 install: .venv/.installed ## Make .venv with tieringd in it
 
