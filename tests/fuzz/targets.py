@@ -35,6 +35,8 @@ from tests.support.kafka_messages import (
     response_frame,
     response_module,
 )
+from tieringd.compiled.loading import load, loaded_walk
+from tieringd.compiled.walks import BatchWalk
 from tieringd.config.load import parse_config
 from tieringd.errors import ConfigError, CorruptDataError, ProtocolViolation
 from tieringd.formats import manifest_codec, sidecar
@@ -163,8 +165,13 @@ def _records(data: bytes) -> object:
     return list(islice(iter_records(view, limit_bytes=_DECOMPRESSED_MAX), _RECORDS_MAX))
 
 
-def _scanned(data: bytes, *, is_active: bool) -> object:
-    scanner = SegmentScanner(0, None if is_active else 1 << 40, index_interval_bytes=100)
+def _walk(in_machine_code: bool) -> BatchWalk | None:  # noqa: FBT001 - a helper
+    return (loaded_walk() or load()) if in_machine_code else None
+
+
+def _scanned(data: bytes, *, is_active: bool, in_machine_code: bool = False) -> object:
+    next_offset = None if is_active else 1 << 40
+    scanner = SegmentScanner(0, next_offset, index_interval_bytes=100, walk=_walk(in_machine_code))
     view = memoryview(data)
     while not scanner.is_done:
         consumed = scanner.feed(view)
@@ -185,8 +192,8 @@ def _reframed(data: bytes) -> object:
     return reframer.finish(view)
 
 
-def _checked(data: bytes) -> object:
-    check_batches(memoryview(data), ExpectedBatches(0, 1 << 40))
+def _checked(data: bytes, *, in_machine_code: bool = False) -> object:
+    check_batches(memoryview(data), ExpectedBatches(0, 1 << 40), walk=_walk(in_machine_code))
     return None
 
 
@@ -447,6 +454,12 @@ def targets() -> tuple[Target, ...]:
         Target("batches", _checked, (segment_bytes(0), *_LOGS)),
         Target("closed segment", partial(_scanned, is_active=False), _LOGS),
         Target("active segment", partial(_scanned, is_active=True), _LOGS),
+        Target(
+            "batches, in machine code", partial(_checked, in_machine_code=True), (segment_bytes(0), *_LOGS)
+        ),
+        Target(
+            "closed segment, in machine code", partial(_scanned, is_active=False, in_machine_code=True), _LOGS
+        ),
         Target("records", _records, _BATCHES),
         Target("restored batch", _restored, _BATCHES),
         *(

@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _START_TIMEOUT_SECONDS = 120
-_NOT_IMPORTED = {"tieringd.__main__", "tieringd.spark", "tieringd.cli.spark"}
-"""Spark's parts start threads when they are imported, which do not survive a fork."""
+_NOT_IMPORTED = {
+    "tieringd.__main__",
+    "tieringd.cli.spark",
+    "tieringd.compiled.batch_walk",
+    "tieringd.compiled.machine_code",
+    "tieringd.spark",
+}
+"""Spark's parts start threads when they are imported, which do not survive a fork. Few daemons load numba."""
 
 
 class WarmProcess:

@@ -19,6 +19,7 @@ import structlog
 from tieringd import __version__
 from tieringd.archiving.partition_status import PassResult
 from tieringd.broker.watch import DirectoryWatch
+from tieringd.compiled.loading import keep_machine_code_in
 from tieringd.config import Config
 from tieringd.config.describe import config_hash
 from tieringd.config.units import format_duration
@@ -70,6 +71,7 @@ async def run_daemon(
         StorageError: The disk of a file store is not mounted.
     """
     keep_arenas_few()
+    keep_machine_code_in(str(config.state_directory / "machine-code"))
     metrics, errors = Metrics(), RecentErrors()
     facts = DaemonFacts(
         f"{config.backend} {bucket_name(config)}" if config.backend else "none", config.broker.kind

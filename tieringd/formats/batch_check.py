@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
+from tieringd.compiled.walks import BatchWalk, CheckWalk
 from tieringd.errors import CorruptDataError
 from tieringd.formats.batch_offsets import BatchPlace, ExpectedBatches, OffsetCheck
 from tieringd.formats.record_batch import (
@@ -34,14 +35,14 @@ _FIELDS = struct.Struct(">qi4xbI2xi")
 _MAX_LENGTH = MAX_BATCH_BYTES - LENGTH_STARTS_AT
 
 
-def check_batches(data: memoryview, expected: ExpectedBatches) -> None:
+def check_batches(data: memoryview, expected: ExpectedBatches, *, walk: BatchWalk | None = None) -> None:
     """
     Check that *data* is whole batches, and those that are *expected*.
 
     Raises:
         CorruptDataError: It is not; with the position in *data*.
     """
-    check = BatchCheck(expected)
+    check = BatchCheck(expected, walk=walk)
     check.take(data)
     check.end()
 
@@ -52,6 +53,7 @@ def check_batches_in(
     expected: ExpectedBatches,
     *,
     window_bytes: int = _WINDOW_BYTES,
+    walk: BatchWalk | None = None,
 ) -> None:
     """
     Check *size_bytes* bytes as `check_batches` does. *read_at* gets a position and a size.
@@ -61,7 +63,7 @@ def check_batches_in(
     Raises:
         CorruptDataError: They are not such batches, or end inside one.
     """
-    check = BatchCheck(expected)
+    check = BatchCheck(expected, walk=walk)
     position = 0
     while position < size_bytes:
         window = memoryview(read_at(position, min(window_bytes, size_bytes - position)))
@@ -91,9 +93,14 @@ class BatchCheck:
     Positions in errors count from the first byte of the first piece. After an error the check is used up.
     """
 
-    def __init__(self, expected: ExpectedBatches) -> None:
+    def __init__(self, expected: ExpectedBatches, *, walk: BatchWalk | None = None) -> None:
+        """Check what is *expected*; *walk* passes over right batches, and gives the same results."""
         self._expected = expected
         self._offsets = OffsetCheck(expected)
+        self._walk: CheckWalk | None = None
+        if walk is not None:
+            named = expected.positions, expected.offsets
+            self._walk = walk.check_of(*named, is_dense=expected.is_dense)
         self._position = 0
         """The position of the next byte to take."""
         self._head = b""
@@ -147,6 +154,10 @@ class BatchCheck:
 
     def _check_whole(self, view: memoryview, at: int) -> int:
         """Check the batches that lie whole in *view* from *at* on; return where they end."""
+        if self._walk is not None:
+            walked = self._walk.walk(view[at:], self._position + at, self._offsets.place)
+            self._offsets.place = walked
+            at += walked.size_bytes
         unpack_from, checksum, passes = _FIELDS.unpack_from, crc32c, self._offsets.passes
         size, start = len(view), self._position
         last_header = size - HEADER_BYTES

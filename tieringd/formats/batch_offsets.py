@@ -18,6 +18,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tieringd.compiled.walks import Checked
 from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import HEADER_BYTES, LENGTH_STARTS_AT
 from tieringd.model.segment import SegmentIndex
@@ -117,6 +118,16 @@ class OffsetCheck:
         self._limit = expected.next_offset
         self._row = 0
         """The index entry with which the next section begins."""
+
+    @property
+    def place(self) -> Checked:
+        """Return where the check is, for a compiled walk."""
+        return Checked(self.expected_offset, self._is_exact, self._section_end, self._limit, self._row)
+
+    @place.setter
+    def place(self, at: Checked) -> None:
+        """Go on where a compiled walk has ended."""
+        self.expected_offset, self._is_exact, self._section_end, self._limit, self._row, _ = at
 
     def passes(self, position: int, base_offset: int, next_offset: int) -> bool:
         """

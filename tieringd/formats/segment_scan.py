@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from crc32c import crc32c
 
+from tieringd.compiled.walks import BatchWalk, Scanned
 from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import (
     CRC_STARTS_AT,
@@ -108,6 +109,8 @@ class SegmentScanner:
     every byte must be part of it. Without it, the segment is active, and batches that do not end below
     *stop_offset* are left out.
 
+    Plain batches are scanned by *walk* where there is one; see `compiled.walks`. It gives the same results.
+
     Index entries are an interval apart. The ascending *index_positions* are positions of additional
     entries. With the positions of an existing index, a scan finds the same entries, or that index is wrong.
     """
@@ -120,6 +123,7 @@ class SegmentScanner:
         stop_offset: int | None = None,
         index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
         index_positions: Sequence[int] = (),
+        walk: BatchWalk | None = None,
         source: str | None = None,
     ) -> None:
         self._base_offset = base_offset
@@ -129,6 +133,8 @@ class SegmentScanner:
         self._limit_offset = bounds[0] if bounds else _NO_LIMIT
         self._interval_bytes = index_interval_bytes
         self._index_positions = index_positions
+        # The compiled walk makes entries an interval apart, and no others.
+        self._walk = None if index_positions else walk
         self._source = source
         self._tracker = TransactionTracker(base_offset)
         self._wanted_bytes = HEADER_BYTES
@@ -160,7 +166,7 @@ class SegmentScanner:
         """Return whether the end was found before the bytes ended. More bytes change nothing."""
         return self._ended_by is not None
 
-    def feed(self, view: memoryview) -> int:  # noqa: C901, PLR0912 - flat on purpose: this is the hot path
+    def feed(self, view: memoryview) -> int:  # noqa: C901, PLR0912, PLR0915 - flat: the hot path
         """
         Scan the whole batches at the front of *view*; return their size in bytes.
 
@@ -172,11 +178,12 @@ class SegmentScanner:
             return 0
         if self._is_in_zeros:
             return self._feed_zeros(view)
+        position = walked = 0 if self._walk is None else self._walk_over(self._walk, view)
         unpack_from, checksum = HEADER.unpack_from, crc32c
         limit_offset, epoch = self._limit_offset, self._epoch
         expected, index_at = self._expected_offset, self._next_index_position - self._position
         base_timestamp_ms, max_timestamp_ms = self._base_timestamp_ms, self._max_timestamp_ms
-        records = batches = position = 0
+        records = batches = 0
         size = len(view)
         last_header = size - HEADER_BYTES
         self._wanted_bytes, self._is_rest_zero = HEADER_BYTES, False
@@ -220,7 +227,7 @@ class SegmentScanner:
             position = end
         else:
             self._is_rest_zero = position < size and _is_zero(view[position:])
-        self._crc32c = checksum(view[:position], self._crc32c)
+        self._crc32c = checksum(view[walked:position], self._crc32c)
         self._expected_offset, self._next_index_position = expected, self._position + index_at
         self._base_timestamp_ms, self._max_timestamp_ms = base_timestamp_ms, max_timestamp_ms
         self._record_count += records
@@ -257,6 +264,35 @@ class SegmentScanner:
             tracker=self._tracker,
             ended_by=self._ended_by,
         )
+
+    def _walk_over(self, walk: BatchWalk, view: memoryview) -> int:
+        """Scan the plain batches at the front of *view* in machine code; return where they end."""
+        no_time = self._base_timestamp_ms == _NO_LIMIT
+        found = walk.scan(
+            view,
+            Scanned(
+                self._expected_offset,
+                self._epoch,
+                self._crc32c,
+                None if no_time else self._base_timestamp_ms,
+                self._max_timestamp_ms,
+                self._next_index_position - self._position,
+            ),
+            limit_offset=self._limit_offset,
+            interval_bytes=self._interval_bytes,
+        )
+        if found.leader_epoch != self._epoch:
+            # Only the first epoch is found by a walk, and it begins with the segment.
+            self._note_epoch(found.leader_epoch, self._base_offset, self._position)
+        self._expected_offset, self._crc32c = found.expected_offset, found.checksum
+        if found.base_timestamp_ms is not None:
+            self._base_timestamp_ms = found.base_timestamp_ms
+        self._max_timestamp_ms = found.max_timestamp_ms
+        self._next_index_position = self._position + found.size_bytes + found.index_at
+        self._record_count += found.record_count
+        self._batch_count += found.batch_count
+        self._entries += [(offset, self._position + at, time_ms) for offset, at, time_ms in found.entries]
+        return found.size_bytes
 
     def _next_entry_at(self, position: int) -> int:
         """Return the position from which the next index entry is due, after one at *position*."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from tieringd.cache.cache_directory import PartFile
 from tieringd.cache.faults import located
+from tieringd.compiled.loading import loaded_walk
 from tieringd.errors import CorruptDataError
 from tieringd.formats.batch_check import BatchCheck
 from tieringd.formats.batch_offsets import ExpectedBatches
@@ -170,7 +171,8 @@ class ArrivingBytes:
     def begin(self) -> Take:
         """Begin an attempt: the next byte is the first one."""
         self._position = self._start
-        self._check = None if self._expected is None else BatchCheck(self._expected)
+        expected = self._expected
+        self._check = None if expected is None else BatchCheck(expected, walk=loaded_walk())
         self._fault = None
         return self.take
 

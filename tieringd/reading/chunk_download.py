@@ -25,6 +25,7 @@ import structlog
 
 from tieringd.cache.cache_directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
+from tieringd.compiled.loading import loaded_walk
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
 from tieringd.formats.batch_offsets import ExpectedBatches
@@ -265,7 +266,9 @@ class ChunkDownloader:
             for position in range(0, chunk.size_bytes, piece_bytes)
         ]
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        await self._checked(key, chunk, partial(check_batches, memoryview(data), expected))
+        await self._checked(
+            key, chunk, partial(check_batches, memoryview(data), expected, walk=loaded_walk())
+        )
         self._metrics.streamed_bytes.inc(len(data))
         return data
 
@@ -331,7 +334,7 @@ def check_file(fd: int, size_bytes: int, expected: ExpectedBatches) -> None:
         CorruptDataError: The file holds other bytes.
         OSError: The file cannot be read.
     """
-    check_batches_in(partial(read_exactly, fd), size_bytes, expected)
+    check_batches_in(partial(read_exactly, fd), size_bytes, expected, walk=loaded_walk())
 
 
 def _check_file(part: PartFile, size_bytes: int, expected: ExpectedBatches) -> None:

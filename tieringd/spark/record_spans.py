@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numba.extending import register_jitable
 
+from tieringd.compiled.machine_code import compiled
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import decompress
 from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader
 from tieringd.formats.records import narrowed_batch
-from tieringd.spark.machine_code import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

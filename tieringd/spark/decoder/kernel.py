@@ -22,6 +22,7 @@ from llvmlite.ir import IntType
 from numba.core import cgutils, types
 from numba.extending import intrinsic, register_jitable
 
+from tieringd.compiled.machine_code import compiled
 from tieringd.formats.record_batch import (
     HEADER_BYTES,
     LENGTH_STARTS_AT,
@@ -30,7 +31,6 @@ from tieringd.formats.record_batch import (
     MAX_BATCH_BYTES,
 )
 from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, PLACE, ROWS
-from tieringd.spark.machine_code import compiled
 
 F = TypeVar("F")
 Long: TypeAlias = Any
