@@ -19,14 +19,21 @@ help: ## Say what each target does
 .venv/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11, 3) else f"tieringd needs Python 3.11.3 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check uv || true
+	$(call installed,.)
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(call installed,.[dev$(comma)spark])
 	@touch $@
 
 # uv takes a third of pip's time. It does not read pip's configuration, so pip goes on where uv reaches no index.
-.venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev,spark]' \
-		|| $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
+comma := ,
+installed = $(BIN)/uv pip install --quiet --python $(BIN)/python -e '$(1)' || $(BIN)/pip install --quiet --disable-pip-version-check -e '$(1)'
+
+# Workers that begin at the same time would each compile every module of the tests and of the packages.
+.venv/.compiled: .venv/.installed-dev
+	$(BIN)/pytest --collect-only --quiet tests/unit > /dev/null & $(BIN)/pytest --collect-only --quiet --ignore tests/unit > /dev/null; wait
 	@touch $@
 
 install: .venv/.installed ## Make .venv with tieringd in it
@@ -89,7 +96,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
+test: components .venv/.compiled class-data azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
