@@ -32,6 +32,11 @@ help: ## Say what each target does
 		|| $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
 	@touch .venv/.installed $@
 
+# Workers that begin at the same time would each compile every module of the tests and of the packages.
+.venv/.compiled: .venv/.installed-dev
+	$(BIN)/pytest --collect-only --quiet tests/unit > /dev/null & $(BIN)/pytest --collect-only --quiet --ignore tests/unit > /dev/null; wait
+	@touch $@
+
 install: .venv/.installed ## Make .venv with tieringd in it
 
 install-dev: .venv/.installed-dev ## Add what tests, checks and benchmarks need
@@ -92,7 +97,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
+test: components .venv/.compiled class-data azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs

@@ -44,8 +44,9 @@ def events() -> Iterator[tuple[str, str, str]]:
 def page() -> str:
     """Return the page's text."""
     lines = [HEAD]
+    known = set(events())
     for level in LEVELS:
-        found = sorted({(text, fields) for one, text, fields in events() if one == level})
+        found = sorted((text, fields) for one, text, fields in known if one == level)
         if found:
             lines += [f"## {level}\n", "| event | fields |", "|---|---|"]
             lines += [f"| {text} | {fields} |" for text, fields in found]

@@ -13,7 +13,7 @@ import structlog
 from tests.support.examples import load_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 pytest_plugins = [
     "tests.support.suite_report",
@@ -28,6 +28,20 @@ load_profile()
 # SIGINT. Tests interrupt processes by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """
+    Import and collect without the garbage collector.
+
+    Nearly all that comes here stays, and the collector would walk through it again and again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

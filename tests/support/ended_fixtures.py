@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.suite_report import WITH_PROCESSES, resource_group
 
-_BY_GROUP: Final = ("behind", "second_kafka", "brokers", "spark")
+_BY_GROUP: Final = ("behind", "second_kafka", "brokers", "guarded", "spark")
 """Fixtures that are used by whole groups of tests."""
 _BY_FOLDER: Final = ("kafka", "seaweedfs")
 """Fixtures that nearly all tests with processes use."""

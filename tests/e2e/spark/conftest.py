@@ -10,6 +10,7 @@ import pytest
 from benchmarks.kafka_connector import connector_jars
 from tests.support.class_data import spark_environment
 from tests.support.spark_session import running_spark
+from tests.support.spark_workers import warm_runners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,5 +31,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     options = {"spark.jars": connector_jars()}
     # A server of Spark Connect, which its tests start in this JVM, takes a port that is free.
     options |= {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
-    with running_spark(tmp_path_factory.mktemp("spark"), options=options) as session:
+    with warm_runners(), running_spark(tmp_path_factory.mktemp("spark"), options=options) as session:
         yield session
