@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+import numba
 import numpy as np
-from llvmlite import binding
 from llvmlite.ir import FunctionType, IntType
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, register_jitable
 
 from tieringd.compiled.machine_code import compiled
@@ -69,8 +70,15 @@ _FIRST_BIT: Final = np.uint64(31)
 
 
 def is_possible() -> bool:
-    """Say whether this processor has the instruction for CRC32C that the code needs."""
-    return bool(binding.get_host_cpu_features().get("sse4.2", False))
+    """
+    Say whether numba compiles, and for a processor that has the instruction for CRC32C that the code needs.
+
+    Ask before compiling: without the instruction LLVM raises nothing, and ends the process. What numba
+    compiles for may be less than this processor: an operator can choose it (NUMBA_CPU_NAME).
+    """
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    has_instruction = triple.startswith("x86_64") and "+sse4.2" in features.split(",")
+    return has_instruction and not numba.config.DISABLE_JIT
 
 
 def _product(one: int, other: int) -> int:
@@ -382,7 +390,16 @@ def _check_plain(  # noqa: PLR0917 - machine code is called by position
 class CompiledCheck:
     """See `walks.CheckWalk`. One reader uses it."""
 
-    def __init__(self, positions: Sequence[int], offsets: Sequence[int], *, is_dense: bool) -> None:
+    def __init__(
+        self,
+        check: Callable[..., int],
+        positions: Sequence[int],
+        offsets: Sequence[int],
+        *,
+        is_dense: bool,
+    ) -> None:
+        """Check with *check*, which is `_check_plain` compiled."""
+        self._check = check
         self._positions = np.array(positions, dtype=np.int64)
         self._offsets = np.array(offsets, dtype=np.int64)
         self._is_dense = is_dense
@@ -397,7 +414,7 @@ class CompiledCheck:
         state[IS_EXACT], state[IS_DENSE] = at.is_exact, self._is_dense
         state[SECTION_END], state[SECTION_LIMIT] = min(at.section_end, NEVER), min(at.limit_offset, NEVER)
         state[ROW] = at.row
-        size = _check(_address(view), len(view), start, state, self._positions, self._offsets)
+        size = self._check(_address(view), len(view), start, state, self._positions, self._offsets)
         if not size:
             return at._replace(size_bytes=0)
         expected, is_exact, _, section_end, limit, row = state.tolist()
@@ -407,7 +424,14 @@ class CompiledCheck:
 
 
 class CompiledWalk:
-    """See `walks.BatchWalk`. Any threads use it at once."""
+    """See `walks.BatchWalk`. Any threads use it at once. It is made only where it `is_possible`."""
+
+    def __init__(self) -> None:
+        """Compile the walks, or load what an earlier process has compiled."""
+        none = np.zeros(0, dtype=np.int64)
+        scanning, checking = (np.zeros(fields, dtype=np.int64) for fields in (SCAN_FIELDS, CHECK_FIELDS))
+        self._scan = compiled(_scan_plain, 0, 0, scanning, np.zeros((1, 3), dtype=np.int64))
+        self._check = compiled(_check_plain, 0, 0, 0, checking, none, none)
 
     def scan(self, view: memoryview, at: Scanned, *, limit_offset: int, interval_bytes: int) -> Scanned:
         """See `walks.BatchWalk.scan`."""
@@ -420,7 +444,7 @@ class CompiledWalk:
         state[INDEX_AT], state[INTERVAL] = at.index_at, interval_bytes
         state[BASE_MS] = NEVER if at.base_timestamp_ms is None else at.base_timestamp_ms
         state[MAX_MS], state[CHECKSUM] = at.max_timestamp_ms, at.checksum
-        size = _scan(_address(view), len(view), state, entries)
+        size = self._scan(_address(view), len(view), state, entries)
         found = state.tolist()
         return Scanned(
             found[EXPECTED],
@@ -437,14 +461,9 @@ class CompiledWalk:
 
     def check_of(self, positions: Sequence[int], offsets: Sequence[int], *, is_dense: bool) -> CompiledCheck:
         """See `walks.BatchWalk.check_of`."""
-        return CompiledCheck(positions, offsets, is_dense=is_dense)
+        return CompiledCheck(self._check, positions, offsets, is_dense=is_dense)
 
 
 def _address(view: memoryview) -> int:
     """Return the address of the first byte of *view*, which the caller keeps meanwhile."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
-
-
-_NONE: Final = np.zeros(0, dtype=np.int64)
-_scan = compiled(_scan_plain, 0, 0, np.zeros(SCAN_FIELDS, dtype=np.int64), np.zeros((1, 3), dtype=np.int64))
-_check = compiled(_check_plain, 0, 0, 0, np.zeros(CHECK_FIELDS, dtype=np.int64), _NONE, _NONE)

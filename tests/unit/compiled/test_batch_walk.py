@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from bisect import bisect_left
 from contextlib import suppress
 from random import Random
@@ -259,6 +262,23 @@ class TestLoading:
         """Another processor than the code is for uses the loops in Python."""
         monkeypatch.setattr(batch_walk, "is_possible", lambda: False)
         assert load() is None
+
+    @pytest.mark.parametrize(
+        "environment",
+        [{"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, {"NUMBA_DISABLE_JIT": "1"}],
+        ids=["no instruction", "no compiler"],
+    )
+    def test_process_goes_on_where_numba_cannot_compile_it(self, environment):
+        """LLVM ends a process that compiles an unknown instruction, so numba's target is asked before."""
+        program = "from tieringd.compiled.loading import load; print(load())"
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["None"]), ended.stderr
 
     def test_numba_that_does_not_fit_is_said_and_costs_nothing_else(self, monkeypatch):
         """An operator reads why uploads take more CPU."""
