@@ -77,7 +77,7 @@ and a test belongs to the first group that fits. `ended_fixtures` ends it after 
 """
 WITH_PROCESSES: Final = ("tests/e2e/", "tests/integration/")
 """Folders whose tests come first: their brokers and servers end before the others begin."""
-_FEWEST_WITH_FILLER: Final = 3
+_WITH_PROCESSES_AT_ONCE: Final = 2
 _FILLER_NICENESS: Final = 5
 _QUICK_TEST_SECONDS: Final = 3
 LONG_TEST_SECONDS: Final = 15
@@ -264,15 +264,15 @@ def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def is_filler(worker: str, workers: int) -> bool:
+def is_filler(worker: str) -> bool:
     """
     Return whether a worker fills the processor time that tests with processes leave idle.
 
-    Tests that wait for brokers and daemons leave a quarter of two processors idle. Of three workers or more
-    the last one takes the groups without processes first, at a lower priority. *worker* is xdist's name for
-    it, such as `gw2`.
+    Tests that wait for brokers and daemons leave half of two processors idle. From the third one on, workers
+    take the groups without processes first, at a lower priority. *worker* is xdist's name for it, such as
+    `gw2`.
     """
-    return workers >= _FEWEST_WITH_FILLER and worker == f"gw{workers - 1}"
+    return int(worker.removeprefix("gw")) >= _WITH_PROCESSES_AT_ONCE
 
 
 class GroupScheduling(LoadScopeScheduling):
@@ -282,7 +282,7 @@ class GroupScheduling(LoadScopeScheduling):
         return resource_group(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if is_filler(node.gateway.id, node.workerinput["workercount"]):
+        if is_filler(node.gateway.id):
             groups = self.workqueue.items()
             quiet = (name for name, tests in groups if not next(iter(tests)).startswith(WITH_PROCESSES))
             if (first := next(quiet, None)) is not None:
@@ -319,7 +319,7 @@ def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", None)
     if given is None:
         config.stash[_REPORT] = SuiteReport(config)
-    elif is_filler(given["workerid"], given["workercount"]):
+    elif is_filler(given["workerid"]):
         os.nice(_FILLER_NICENESS)
 
 
