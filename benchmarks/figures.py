@@ -98,6 +98,17 @@ BENCHMARKS: Final = {
         ),
         2,
     ),
+    "kafka_tiering": Benchmark(
+        (
+            "tieringd.daemon.assembly",
+            "tieringd.archiving.archiver",
+            "tieringd.archiving.upload_controller",
+            "tieringd.gateway",
+            "tieringd.reading.hydrator",
+            "tieringd.storage.file",
+        ),
+        2.5,
+    ),
     "merge": Benchmark((), 1),
     "decode": Benchmark(("tieringd.spark.decoder",), 1),
     "spark": Benchmark(("tieringd.spark.source", "tieringd.spark.worker_daemon"), 2),
