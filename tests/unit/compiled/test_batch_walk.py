@@ -167,6 +167,14 @@ def test_check_says_what_the_loop_says(random):
     assert checked(data, expected, ends, WALK) == checked(data, expected, ends, None)
 
 
+@pytest.mark.parametrize("next_offset", [1 << 63, None])
+def test_highest_offset_of_all_ends_a_scan(next_offset):
+    """No offset follows it, wherever the bytes are cut."""
+    data = batch((1 << 63) - 1, [b"v"]) * 2
+    bounds = {"base_offset": (1 << 63) - 1, "next_offset": next_offset, "window_bytes": 1}
+    assert scanned(data, **bounds, walk=WALK) == scanned(data, **bounds, walk=None)
+
+
 def test_negative_offset_is_wrong_though_the_index_has_it_too():
     """Machine code leaves such a batch to the loop, which names the fault."""
     wrong = edited(batch(0, [b"v"]), "base_offset", -1)
