@@ -8,6 +8,7 @@ import subprocess
 import sys
 from bisect import bisect_left
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -287,6 +288,29 @@ class TestLoading:
             check=False,
         )
         assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["None"]), ended.stderr
+
+    def test_damaged_code_that_was_kept_is_compiled_again(self, tmp_path):
+        """Running it could end the process. Whole code is used as it is."""
+
+        def kept_after_a_start() -> dict[Path, tuple[int, bytes]]:
+            program = (
+                "from tieringd.compiled.loading import keep_machine_code_in, load\n"
+                f"keep_machine_code_in({str(tmp_path)!r})\n"
+                "assert load()"
+            )
+            environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+            subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+            return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*.nbc")}
+
+        first = kept_after_a_start()
+        assert len(first) == 2
+        assert kept_after_a_start() == first
+        damaged_path = min(first)
+        with damaged_path.open("r+b") as file:
+            file.seek(len(first[damaged_path][1]) // 2)
+            file.write(bytes(512))
+        wrong = damaged_path.read_bytes()
+        assert kept_after_a_start()[damaged_path][1] != wrong
 
     def test_numba_that_does_not_fit_is_said_and_costs_nothing_else(self, monkeypatch):
         """An operator reads why uploads take more CPU."""
