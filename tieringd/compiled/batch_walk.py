@@ -435,11 +435,11 @@ class CompiledWalk:
 
     def scan(self, view: memoryview, at: Scanned, *, limit_offset: int, interval_bytes: int) -> Scanned:
         """See `walks.BatchWalk.scan`."""
-        if len(view) < HEADER_BYTES or at.expected_offset < 0 or limit_offset < 0:
+        if len(view) < HEADER_BYTES or not 0 <= at.expected_offset <= NEVER or limit_offset < 0:
             return at
         state = np.zeros(SCAN_FIELDS, dtype=np.int64)
         entries = np.empty((len(view) // max(interval_bytes, HEADER_BYTES) + 2, 3), dtype=np.int64)
-        state[EXPECTED], state[LIMIT] = min(at.expected_offset, NEVER), min(limit_offset, NEVER)
+        state[EXPECTED], state[LIMIT] = at.expected_offset, min(limit_offset, NEVER)
         state[EPOCH] = at.leader_epoch
         state[INDEX_AT], state[INTERVAL] = at.index_at, interval_bytes
         state[BASE_MS] = NEVER if at.base_timestamp_ms is None else at.base_timestamp_ms

@@ -9,12 +9,16 @@ loops in Python.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import cast
 
 import structlog
+from crc32c import crc32c
 
 from tieringd.compiled.walks import BatchWalk
 
@@ -24,6 +28,9 @@ log = structlog.get_logger(__name__)
 _lock = threading.Lock()
 _is_begun = False
 _walk: BatchWalk | None = None
+_kept_in: Path | None = None
+"""The directory of kept machine code, where this process has chosen it."""
+_CHECKSUM_FILE = "checksum"
 
 
 def loaded_walk() -> BatchWalk | None:
@@ -48,17 +55,52 @@ def keep_machine_code_in(directory: str) -> None:
 
     A service may write neither beside its packages nor in a home directory. NUMBA_CACHE_DIR goes first.
     """
-    os.environ.setdefault("NUMBA_CACHE_DIR", directory)
+    global _kept_in  # noqa: PLW0603 one for a process
+    if "NUMBA_CACHE_DIR" not in os.environ:
+        os.environ["NUMBA_CACHE_DIR"] = directory
+        _kept_in = Path(directory)
 
 
 def load() -> BatchWalk | None:
     """Load the compiled walk now, and return it; None where this processor or this numba cannot run it."""
     global _walk  # noqa: PLW0603 one for a process
     try:
+        if _kept_in is not None:
+            _drop_damaged(_kept_in)
         module = import_module("tieringd.compiled.batch_walk")
         if module.is_possible():
             _walk = cast("BatchWalk", module.CompiledWalk())
+            if _kept_in is not None:
+                _note_checksum(_kept_in)
             log.info("batches are checked in machine code")
     except Exception as error:  # noqa: BLE001 - a numba that does not fit raises anything, and costs only CPU
         log.warning("batches are checked without machine code", error=repr(error))
     return _walk
+
+
+def _drop_damaged(directory: Path) -> None:
+    """
+    Remove kept machine code that has not the checksum that was noted. It is compiled again then.
+
+    Numba checks no bytes of it. After a power loss a page may be zeros: the process would end with a signal
+    when it runs that code, and again after each restart.
+    """
+    try:
+        is_right = (directory / _CHECKSUM_FILE).read_text() == _checksum_of(directory)
+    except (OSError, ValueError):
+        is_right = False
+    if not is_right:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _note_checksum(directory: Path) -> None:
+    """Note the checksum of what is kept. Without it the next process compiles again: that costs only time."""
+    with suppress(OSError):
+        (directory / _CHECKSUM_FILE).write_text(_checksum_of(directory))
+
+
+def _checksum_of(directory: Path) -> str:
+    checksum = 0
+    for path in sorted(directory.rglob("*.nb[ci]")):
+        checksum = crc32c(path.read_bytes(), crc32c(path.name.encode(), checksum))
+    return f"{checksum:08x}"

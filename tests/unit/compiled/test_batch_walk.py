@@ -8,6 +8,7 @@ import subprocess
 import sys
 from bisect import bisect_left
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -167,6 +168,14 @@ def test_check_says_what_the_loop_says(random):
     assert checked(data, expected, ends, WALK) == checked(data, expected, ends, None)
 
 
+@pytest.mark.parametrize("next_offset", [1 << 63, None])
+def test_highest_offset_of_all_ends_a_scan(next_offset):
+    """No offset follows it, wherever the bytes are cut."""
+    data = batch((1 << 63) - 1, [b"v"]) * 2
+    bounds = {"base_offset": (1 << 63) - 1, "next_offset": next_offset, "window_bytes": 1}
+    assert scanned(data, **bounds, walk=WALK) == scanned(data, **bounds, walk=None)
+
+
 def test_negative_offset_is_wrong_though_the_index_has_it_too():
     """Machine code leaves such a batch to the loop, which names the fault."""
     wrong = edited(batch(0, [b"v"]), "base_offset", -1)
@@ -279,6 +288,29 @@ class TestLoading:
             check=False,
         )
         assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["None"]), ended.stderr
+
+    def test_damaged_code_that_was_kept_is_compiled_again(self, tmp_path):
+        """Running it could end the process. Whole code is used as it is."""
+
+        def kept_after_a_start() -> dict[Path, tuple[int, bytes]]:
+            program = (
+                "from tieringd.compiled.loading import keep_machine_code_in, load\n"
+                f"keep_machine_code_in({str(tmp_path)!r})\n"
+                "assert load()"
+            )
+            environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+            subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+            return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*.nbc")}
+
+        first = kept_after_a_start()
+        assert len(first) == 2
+        assert kept_after_a_start() == first
+        damaged_path = min(first)
+        with damaged_path.open("r+b") as file:
+            file.seek(len(first[damaged_path][1]) // 2)
+            file.write(bytes(512))
+        wrong = damaged_path.read_bytes()
+        assert kept_after_a_start()[damaged_path][1] != wrong
 
     def test_numba_that_does_not_fit_is_said_and_costs_nothing_else(self, monkeypatch):
         """An operator reads why uploads take more CPU."""
