@@ -19,22 +19,20 @@ those of `formats.record_batch`; a test compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numba
 import numpy as np
 from llvmlite.ir import FunctionType, IntType
 from numba.core import cgutils, types
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic, register_jitable
 
-from tieringd.compiled.machine_code import compiled
+from tieringd.compiled.machine_code import compiled, helper, instruction
 from tieringd.compiled.walks import Checked, Scanned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-F = TypeVar("F")
 Long: TypeAlias = Any
 """An int64. Before compilation it is an integer of Python or numpy."""
 Word: TypeAlias = Any
@@ -121,19 +119,7 @@ _POWERS: Final = _powers()
 _SHIFTS: Final = _stream_shifts(_POWERS)
 
 
-def _instruction(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the instructions that *generator* generates callable from compiled code."""
-    made: Callable[..., Any] = intrinsic(generator)
-    return made
-
-
-def _helper(function: F) -> F:
-    """Make *function* callable from compiled code."""
-    register_jitable(function)
-    return function
-
-
-@_instruction
+@instruction
 def _byte(_typing: Any, _address: Any) -> Any:
     """Return the byte at an address."""
 
@@ -145,7 +131,7 @@ def _byte(_typing: Any, _address: Any) -> Any:
     return types.uint64(types.int64), generate
 
 
-@_instruction
+@instruction
 def _word(_typing: Any, _address: Any) -> Any:
     """Return the eight bytes at an address, in the machine's byte order."""
 
@@ -157,7 +143,7 @@ def _word(_typing: Any, _address: Any) -> Any:
     return types.uint64(types.int64), generate
 
 
-@_instruction
+@instruction
 def _int64(_typing: Any, _address: Any) -> Any:
     """Return the big-endian int64 at an address."""
 
@@ -169,7 +155,7 @@ def _int64(_typing: Any, _address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@_instruction
+@instruction
 def _int32(_typing: Any, _address: Any) -> Any:
     """Return the big-endian int32 at an address."""
 
@@ -181,7 +167,7 @@ def _int32(_typing: Any, _address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@_instruction
+@instruction
 def _add_word(_typing: Any, _checksum: Any, _word: Any) -> Any:
     """Return a checksum after eight more bytes."""
 
@@ -193,7 +179,7 @@ def _add_word(_typing: Any, _checksum: Any, _word: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@_instruction
+@instruction
 def _add_byte(_typing: Any, _checksum: Any, _byte: Any) -> Any:
     """Return a checksum after one more byte."""
 
@@ -209,7 +195,7 @@ def _add_byte(_typing: Any, _checksum: Any, _byte: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@_helper
+@helper
 def _after_stream(checksum: Word) -> Word:
     """Return *checksum* with the bytes of a stream as zeros after it."""
     return (
@@ -220,7 +206,7 @@ def _after_stream(checksum: Word) -> Word:
     )
 
 
-@_helper
+@helper
 def _sum(at: Long, end: Long, checksum: Word) -> Word:
     """Return *checksum*, not inverted, after the bytes from *at* up to *end*."""
     while end - at >= 3 * _STREAM_BYTES:
@@ -242,7 +228,7 @@ def _sum(at: Long, end: Long, checksum: Word) -> Word:
     return checksum
 
 
-@_helper
+@helper
 def _multiplied(one: Word, other: Word) -> Word:
     """See `_product`."""
     product = _ZERO
@@ -253,7 +239,7 @@ def _multiplied(one: Word, other: Word) -> Word:
     return product
 
 
-@_helper
+@helper
 def _after(checksum: Word, size: Long) -> Word:
     """Return *checksum* with *size* zero bytes after it."""
     place = 0

@@ -45,7 +45,11 @@ def wanted_walk() -> BatchWalk | None:
         is_first, _is_begun = not _is_begun, True
     if is_first and find_spec("numba") is not None:
         # Not a daemon thread: an interpreter that ends in the middle of a compilation may crash.
-        threading.Thread(target=load, name="load the compiled walk", daemon=False).start()
+        thread = threading.Thread(target=load, name="load the compiled walk", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("batches are checked without machine code", error=repr(error))
     return _walk
 
 
@@ -67,12 +71,16 @@ def load() -> BatchWalk | None:
     try:
         if _kept_in is not None:
             _drop_damaged(_kept_in)
+            # What is in it is run.
+            _kept_in.mkdir(mode=0o700, parents=True, exist_ok=True)
         module = import_module("tieringd.compiled.batch_walk")
         if module.is_possible():
             _walk = cast("BatchWalk", module.CompiledWalk())
             if _kept_in is not None:
                 _note_checksum(_kept_in)
             log.info("batches are checked in machine code")
+        else:
+            log.info("batches are checked without machine code: it is for x86-64 with SSE 4.2")
     except Exception as error:  # noqa: BLE001 - a numba that does not fit raises anything, and costs only CPU
         log.warning("batches are checked without machine code", error=repr(error))
     return _walk

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 import structlog
+from numba.extending import intrinsic, register_jitable
 
+F = TypeVar("F")
 R = TypeVar("R")
 
 log = structlog.get_logger(__name__)
+
+
+def instruction(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the instructions that *generator* generates callable from compiled code."""
+    made: Callable[..., Any] = intrinsic(generator)
+    return made
+
+
+def helper(function: F) -> F:
+    """Make *function* callable from compiled code."""
+    register_jitable(function)
+    return function
 
 
 def compiled(function: Callable[..., R], *example: object) -> Callable[..., R]:

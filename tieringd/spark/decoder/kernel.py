@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from llvmlite.ir import IntType
 from numba.core import cgutils, types
-from numba.extending import intrinsic, register_jitable
 
-from tieringd.compiled.machine_code import compiled
+from tieringd.compiled.machine_code import compiled, helper, instruction
 from tieringd.formats.record_batch import (
     HEADER_BYTES,
     LENGTH_STARTS_AT,
@@ -32,7 +31,6 @@ from tieringd.formats.record_batch import (
 )
 from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, PLACE, ROWS
 
-F = TypeVar("F")
 Long: TypeAlias = Any
 """An int64. Before compilation it is an integer of Python or numpy."""
 
@@ -49,19 +47,7 @@ _EIGHT: Final = np.uint64(8)
 _LAST_SHIFT: Final = np.uint64(63)
 
 
-def _instruction(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the instructions that *generator* generates callable from compiled code."""
-    made: Callable[..., Any] = intrinsic(generator)
-    return made
-
-
-def _helper(function: F) -> F:
-    """Make *function* callable from compiled code."""
-    register_jitable(function)
-    return function
-
-
-@_instruction
+@instruction
 def _byte(_typing: Any, _address: Any) -> Any:
     """Return the byte at an address."""
 
@@ -73,7 +59,7 @@ def _byte(_typing: Any, _address: Any) -> Any:
     return types.uint64(types.int64), generate
 
 
-@_instruction
+@instruction
 def _int32(_typing: Any, _address: Any) -> Any:
     """Return the int32 at an address, in the machine's byte order."""
 
@@ -85,7 +71,7 @@ def _int32(_typing: Any, _address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@_instruction
+@instruction
 def _store(_typing: Any, _address: Any, value: Any) -> Any:
     """Store a value of any integer type at an address."""
 
@@ -97,7 +83,7 @@ def _store(_typing: Any, _address: Any, value: Any) -> Any:
     return types.void(types.int64, value), generate
 
 
-@_instruction
+@instruction
 def _copy(_typing: Any, _target: Any, _source: Any, _size: Any) -> Any:
     """Copy bytes from address to address. For a short key, slices would take several times as long."""
 
@@ -109,7 +95,7 @@ def _copy(_typing: Any, _target: Any, _source: Any, _size: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@_helper
+@helper
 def _number(at: Long, size: int) -> Long:
     """Return the signed big-endian integer of *size* bytes at *at*."""
     bits = np.uint64(0)
@@ -119,7 +105,7 @@ def _number(at: Long, size: int) -> Long:
     return np.int64(bits << np.uint64(unused)) >> np.int64(unused)
 
 
-@_helper
+@helper
 def _varint(at: Long, end: Long) -> tuple[Long, Long]:
     """Return the zigzag varint at *at* and the address after it; _NOWHERE if it is cut or too long."""
     bits = shift = np.uint64(0)
@@ -135,7 +121,7 @@ def _varint(at: Long, end: Long) -> tuple[Long, Long]:
     return np.int64(0), _NOWHERE
 
 
-@_helper
+@helper
 def _field(at: Long, end: Long) -> tuple[Long, Long]:
     """Return the size of the field at *at*, -1 for null, and its begin; _NOWHERE if it does not fit."""
     size, at = _varint(at, end)
@@ -144,13 +130,13 @@ def _field(at: Long, end: Long) -> tuple[Long, Long]:
     return size, at
 
 
-@_helper
+@helper
 def _end_of(ends: Long, place: Long) -> Long:
     """Return how many bytes or elements precede element *place* of a column; 0 for an unwanted column."""
     return _int32(ends + 4 * place) if ends else 0
 
 
-@_helper
+@helper
 def _keep(ends: Long, present: Long, kept: Long, place: Long, at: Long, size: Long) -> None:  # noqa: PLR0917
     """Store the field of *size* bytes at *at* as element *place* of a column, which must have room for it."""
     filled = _int32(ends + 4 * place)
@@ -159,7 +145,7 @@ def _keep(ends: Long, present: Long, kept: Long, place: Long, at: Long, size: Lo
     _store(ends + 4 * (place + 1), np.int32(filled + max(size, 0)))
 
 
-@_helper
+@helper
 def _time(base_ms: Long, delta_ms: Long) -> Long:
     """Return base plus delta in microseconds; NULL_TIME if that exceeds 64 bits."""
     if delta_ms >= 0:
