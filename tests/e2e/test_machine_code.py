@@ -10,8 +10,9 @@ VALUE_BYTES = 1_500_000
 """So a segment has more than the 16 MiB from which on machine code is wanted."""
 
 
-def test_large_segments_are_checked_in_machine_code(tmp_path):
+def test_large_segments_are_checked_in_machine_code(tmp_path, monkeypatch):
     """It is loaded for the first one, checks the second, and finds the damage of the third."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     log = write_partition(tmp_path / "log", "orders-0", segments=1, value_bytes=VALUE_BYTES)
     config = directory_config([tmp_path / "log"], tmp_path / "archive", tmp_path / "state")
     path = write_config(tmp_path / "tieringd.yaml", config)

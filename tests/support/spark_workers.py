@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.support.warm_start import Stem, become, end, serve, started
+from tests.support.warm_start import STEM_OPTION, Stem, become, end, serve, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,8 +62,8 @@ def warm_runners() -> Iterator[None]:
 def main() -> None:
     """Do what an interpreter does with these arguments; a daemon of Spark gets its imports first."""
     arguments = sys.argv[1:]
-    if len(arguments) == 1:
-        _be_stem(arguments[0])
+    if arguments[:1] == [STEM_OPTION]:
+        _be_stem(arguments[1])
     elif arguments[:1] != ["-m"] or not arguments[1].endswith("daemon"):
         if arguments == ["-m", _RUNNER] and _STEM in os.environ:
             with suppress(OSError):

@@ -28,7 +28,7 @@ import weakref
 from contextlib import AsyncExitStack, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,14 +99,18 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+STEM_OPTION: Final = "--stem"
+"""The first argument of a stem; the second is the address of its socket."""
+
+
 class Stem:
-    """A handle of a stem, a process that has everything imported: *module*, run with a socket's address."""
+    """A handle of a stem, a process that has everything imported: *module*, run as one."""
 
     def __init__(self, module: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tieringd-stem-")
         self.address = str(Path(self._directory.name) / "socket")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, self.address],
+            [sys.executable, "-m", module, STEM_OPTION, self.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
@@ -338,7 +342,7 @@ if __name__ == "__main__":
     import_module("asyncio").run(_read_descriptions())
     gc.collect()
     gc.freeze()
-    _become_tieringd(serve(sys.argv[1]))
+    _become_tieringd(serve(sys.argv[2]))
     __package__ = "tieringd"
     try:
         import_module("tieringd.cli.main").main()

@@ -60,9 +60,7 @@ def keep_machine_code_in(directory: str) -> None:
     A service may write neither beside its packages nor in a home directory. NUMBA_CACHE_DIR goes first.
     """
     global _kept_in  # noqa: PLW0603 one for a process
-    if "NUMBA_CACHE_DIR" not in os.environ:
-        os.environ["NUMBA_CACHE_DIR"] = directory
-        _kept_in = Path(directory)
+    _kept_in = None if "NUMBA_CACHE_DIR" in os.environ else Path(directory)
 
 
 def load() -> BatchWalk | None:
@@ -73,6 +71,8 @@ def load() -> BatchWalk | None:
             _drop_damaged(_kept_in)
             # What is in it is run.
             _kept_in.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The environment would pass it on to other programs.
+            import_module("numba").config.CACHE_DIR = str(_kept_in)
         module = import_module("tieringd.compiled.batch_walk")
         if module.is_possible():
             _walk = cast("BatchWalk", module.CompiledWalk())
