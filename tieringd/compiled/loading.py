@@ -69,7 +69,7 @@ def load() -> BatchWalk | None:
     try:
         if _kept_in is not None:
             _drop_damaged(_kept_in)
-            # What is in it is run.
+            # Only this user may write there: the daemon runs the machine code in this directory.
             _kept_in.mkdir(mode=0o700, parents=True, exist_ok=True)
             # The environment would pass it on to other programs.
             import_module("numba").config.CACHE_DIR = str(_kept_in)

@@ -1,4 +1,4 @@
-"""What a compiled walk over batches takes and gives: plain values, so that its callers need no numba."""
+"""The arguments and results of a compiled walk over batches. They are plain values, so callers need no numba."""
 
 from __future__ import annotations
 
