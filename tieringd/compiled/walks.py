@@ -1,4 +1,4 @@
-"""The arguments and results of a compiled walk over batches. They are plain values, so callers need no numba."""
+"""The arguments and results of a compiled walk over batches: plain values, so callers need no numba."""
 
 from __future__ import annotations
 
