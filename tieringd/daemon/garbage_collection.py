@@ -29,9 +29,13 @@ def long_lived_objects_spared(clock: Callable[[], float] = time.perf_counter) ->
     """
     Exclude long-lived objects from full collections, for the time of the context.
 
+    All objects take part again afterwards, except where the caller had excluded some already: the interpreter
+    does not tell these apart, so they all stay excluded.
+
     Args:
         clock: Returns seconds from any fixed point.
     """
+    are_others_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     spared = _Spared(clock)
@@ -40,7 +44,8 @@ def long_lived_objects_spared(clock: Callable[[], float] = time.perf_counter) ->
         yield
     finally:
         gc.callbacks.remove(spared)
-        gc.unfreeze()
+        if not are_others_frozen:
+            gc.unfreeze()
 
 
 class _Spared:

@@ -28,6 +28,14 @@ class Node:
         self.itself = self
 
 
+@pytest.fixture(autouse=True)
+def fresh_process():
+    """Begin as a process that excluded nothing, and exclude again what the tests have loaded."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.fixture
 def clock():
     clock = Clock()
@@ -45,6 +53,15 @@ def test_objects_of_the_start_are_left_out_of_collections():
         assert known < len(gc.get_objects()) <= known + 2 * len(later)
     assert gc.get_freeze_count() == 0
     assert not [one for one in gc.callbacks if type(one).__name__ == "_Spared"]
+
+
+def test_what_the_caller_excluded_stays_excluded():
+    """A process that excluded its own objects, as the one of these tests, does not get them back."""
+    gc.freeze()
+    excluded = gc.get_freeze_count()
+    with long_lived_objects_spared():
+        pass
+    assert gc.get_freeze_count() >= excluded / 2
 
 
 def test_survivors_of_a_long_collection_are_left_out_of_the_next(clock):

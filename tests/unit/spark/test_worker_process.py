@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> Iterator[None]:
-    """Begin and leave as a process that spared nothing."""
+    """Begin as a process that spared nothing, and spare again what the tests have loaded."""
     gc.unfreeze()
     worker_process._freeze_once.cache_clear()
     yield
-    gc.unfreeze()
+    gc.freeze()
     worker_process._freeze_once.cache_clear()
 
 
