@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,13 @@ REGION = "us-east-1"
 _SESSION = botocore.session.get_session()  # It caches the API's description, which takes 0.1 s to read.
 
 
+@lru_cache(maxsize=16)
 def s3_client(endpoint_url: str) -> Any:
-    """Return a plain, blocking S3 client, for set-up and checks that bypass the store under test."""
+    """
+    Return a plain, blocking S3 client, for set-up and checks that bypass the store under test.
+
+    Making one takes 40 ms, so an endpoint has one for all. After `close` it works on, with new connections.
+    """
     return _SESSION.create_client(
         "s3",
         region_name=REGION,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.file_archive import FileArchive
+from tests.support.class_data import options_with, spark_archive
 
 _ROOT = Path(__file__).parents[3]
 _PATIENCE_SECONDS = 240
@@ -78,6 +79,7 @@ def master(tmp_path):
     environ = os.environ | {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(options_with(spark_archive())),
         "PYTHONPATH": str(_ROOT),
     }
     address = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -116,13 +118,14 @@ def test_command_of_the_docs_has_every_record_once_when_an_executor_dies(master,
         .replace("/opt/tieringd/bin/python", sys.executable)
         .replace("count_orders.py", f"{program} {archive.url}")
     )
-    limits = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
-    limits += [
-        "--conf",
-        f"spark.executorEnv.PLACE={place}",
-        "--conf",
-        f"spark.executorEnv.PYTHONPATH={_ROOT}",
-    ]
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": " ".join(options_with(spark_archive())),
+        "spark.driver.host": "127.0.0.1",
+        "spark.executorEnv.PLACE": str(place),
+        "spark.executorEnv.PYTHONPATH": str(_ROOT),
+    }
+    limits = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     environ = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(_ROOT), "PLACE": str(place)}
     log = tmp_path / "driver.log"
     with log.open("wb") as errors:

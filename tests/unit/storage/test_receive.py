@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import random
 import ssl
@@ -36,6 +37,7 @@ def both_ends(request, server_tls, certificate):
     return server_tls, ssl.create_default_context(cafile=str(certificate))
 
 
+@functools.lru_cache(maxsize=8)
 def content(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
