@@ -66,6 +66,8 @@ an archive that is cut in between, takes longer: a broker counts as gone after `
 
 _SCANS_FOR_TOPICS = 2
 """Scans of a single pass that may follow a change of topic manifests."""
+_HINTS_IN_A_ROW = 3
+"""Rounds that changes of topic manifests bring forward, until a round without a change."""
 
 
 @dataclass(slots=True)
@@ -414,10 +416,15 @@ class Reconciler:
     async def _run_upkeep(self) -> None:
         """Run the manifest upkeep after each round, concurrently with the next ones."""
         self._metrics.health.loop_succeeded("bookkeeping")
+        changed_in_a_row = 0
         while True:
             await self._scan_ended.wait()
-            if self._snapshot is not None and await self._upkeep.step(self._snapshot):
-                self.hint()
+            if self._snapshot is not None:
+                is_changed = await self._upkeep.step(self._snapshot)
+                changed_in_a_row = changed_in_a_row + 1 if is_changed else 0
+                # A store that loses what is put into it changes every time, and round would follow round.
+                if is_changed and changed_in_a_row <= _HINTS_IN_A_ROW:
+                    self.hint()
             if not self._upkeep.fault:
                 self._metrics.health.loop_succeeded("bookkeeping")
 

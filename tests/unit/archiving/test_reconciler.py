@@ -15,6 +15,7 @@ from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.reconciler import LEADERSHIP_FRESH_SECONDS
@@ -294,6 +295,28 @@ async def test_rounds_come_at_their_interval(daemon):
         assert daemon.reconciler.rounds == 3
         await asyncio.sleep(2)
         assert daemon.reconciler.rounds == 4
+
+
+class ForgetfulStore(MemoryStore):
+    """Loses the topics' manifests at once."""
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        stored = await super().put(key, body, crc32c=crc32c, condition=condition)
+        if key.startswith(TOPIC_MANIFESTS_PREFIX):
+            await self.delete_many([key])
+        return stored
+
+
+@virtually
+async def test_store_that_loses_topic_manifests_does_not_make_round_follow_round(tmp_path, writers):
+    """Each round finds them changed. Only the first few bring the next one forward."""
+    daemon = Daemon(tmp_path, ForgetfulStore(), writers)
+    async with daemon.running():
+        await asyncio.sleep(0.9 * INTERVAL_SECONDS)
+        begun = daemon.reconciler.rounds
+        assert begun < 10
+        await asyncio.sleep(10 * INTERVAL_SECONDS)
+        assert 10 <= daemon.reconciler.rounds - begun <= 11
 
 
 @virtually
