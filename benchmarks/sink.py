@@ -1,11 +1,13 @@
 """
-A store that keeps nothing: it counts the bytes of each PUT and throws them away.
+A store that keeps no segment: it counts the bytes of each PUT and throws them away.
 
 It speaks as much of three protocols as uploads need (`sink_answers`), over TLS if it is given a
 certificate, and serves ranges of one object. It runs in a process of its own, one thread for each
 connection. Without TLS the kernel discards the bodies (`recv` with MSG_TRUNC), so that it costs little
 and the clients are what is measured; under TLS they have to be deciphered. Asked to verify, it reads
 and hashes every body instead, and is slow.
+
+Only the manifests of topics are kept: a daemon reads them back, and writes those that it misses again.
 
 It looks at no signature. An object comes in one request or in parts, always with a Content-Length;
 anything else is answered with 501, which no client takes for success.
@@ -34,12 +36,14 @@ from benchmarks.sink_answers import (
     parts_completed,
     range_head,
     refused,
+    response,
     served_data,
     split_google_body,
     stored,
     wrong_checksum,
 )
 from benchmarks.tls_connection import TlsConnection
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX
 from tieringd.storage.checked_puts import PROBE_PREFIX
 
 if TYPE_CHECKING:
@@ -153,7 +157,13 @@ class _Server:
         # Bodies are "received" into this and never touch it: with MSG_TRUNC nothing is written.
         self._nowhere = mmap.mmap(-1, _MAX_RECEIVED_BYTES)
         self._served_fd: int | None = None
+        self._topic_manifests: dict[str, str] = {}
         self._lock = threading.Lock()
+
+    def begin(self, *, is_verifying: bool) -> None:
+        """Forget what came."""
+        self.received, self._topic_manifests = {}, {}
+        self.is_verifying, self.first_put_at = is_verifying, None
 
     def accept(self) -> None:
         while True:
@@ -184,7 +194,17 @@ class _Server:
             _read(client, begun, request.size_bytes)
             client.sendall(wrong_checksum())
             return
+        if request.key.startswith(TOPIC_MANIFESTS_PREFIX) and request.method in {"PUT", "GET"}:
+            client.sendall(self._topic_manifest(client, request, begun))
+            return
         client.sendall(self._answer_upload(client, request, begun))
+
+    def _topic_manifest(self, client: _Client, request: Request, begun: bytes) -> bytes:
+        if request.is_put:
+            self._topic_manifests[request.key] = _read(client, begun, request.size_bytes).decode()
+            return stored(request)
+        document = self._topic_manifests.get(request.key)
+        return other(request) if document is None else response("200 OK", document)
 
     def _answer_upload(self, client: _Client, request: Request, begun: bytes) -> bytes:
         if not request.has_plain_body:
@@ -276,7 +296,7 @@ def _run(connection: Connection, certificate: Certificate | None) -> None:
             return
         answer: object = None
         if question == "begin":
-            server.received, server.is_verifying, server.first_put_at = {}, argument, None
+            server.begin(is_verifying=argument)
         elif question == "available":
             server.is_available = argument
         elif question == "first_put_at":
