@@ -141,9 +141,17 @@ class SuiteReport:
         recorded = load_durations()
         groups = {group for group in GROUPS if self._collected[group]}
         seconds = sum(took for file, took in recorded.items() if group_of(file) in groups)
-        workers = max(1, int(self._config.getoption("numprocesses", 0) or 1))
-        expected = f"; about {minutes(seconds / workers)} minutes with {workers} at a time" if seconds else ""
+        workers = self._workers()
+        at_once = workers * self._core_share()
+        expected = f"; about {minutes(seconds / at_once)} minutes with {workers} at a time" if seconds else ""
         return f"{self._collected.total()} tests on real components: {counts}{expected}"
+
+    def _workers(self) -> int:
+        return max(1, int(self._config.getoption("numprocesses", 0) or 1))
+
+    def _core_share(self) -> float:
+        """Return the part of a core that each worker has: four on two cores have a half."""
+        return min(1.0, (os.cpu_count() or 1) / self._workers())
 
     def reported(self, report: pytest.TestReport) -> None:
         """Count one phase of a test, and print a line of progress if the last one is old enough."""
@@ -195,13 +203,16 @@ class SuiteReport:
         write(f"Real components: {', '.join(sorted(self.components)) or 'none'}")
 
     def record(self, path: Path = DURATIONS) -> None:
-        """Write the seconds of each file, for the order and the expected time of later runs."""
-        files = {file: round(seconds, 1) for file, seconds in self._file_seconds.items() if seconds >= 1}
-        tests = {
-            test: round(seconds, 1)
-            for test, seconds in self._test_seconds.items()
-            if seconds >= _QUICK_TEST_SECONDS
-        }
+        """
+        Write the seconds of each file, for the order and the expected time of later runs.
+
+        They are seconds of a core, so that a record does not depend on the number of workers.
+        """
+        share = self._core_share()
+        files, tests = (
+            {name: round(share * took, 1) for name, took in seconds.items() if share * took >= least}
+            for seconds, least in ((self._file_seconds, 1), (self._test_seconds, _QUICK_TEST_SECONDS))
+        )
         document = {
             "cores": os.cpu_count(),
             "wall_seconds": round(time.monotonic() - self._begun),

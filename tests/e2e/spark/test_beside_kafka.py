@@ -73,6 +73,7 @@ CASES = {
 }
 
 
+# Long: the first of a worker's tests starts the session and writes the sample topics.
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES.keys())
 async def test_batch_has_the_rows_of_the_kafka_source(spark, places, ends, given):
     """Offsets, times, headers and the sizes of tasks."""

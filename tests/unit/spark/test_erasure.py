@@ -50,6 +50,7 @@ async def stored_keys(store, manifest) -> set[bytes | None]:
     return found
 
 
+# Long: 150 archives are written, erased from, and read by both kinds of readers.
 @given(
     random=st.randoms(use_true_random=False),
     segments=st.integers(1, 8),
