@@ -79,7 +79,7 @@ WITH_PROCESSES: Final = ("tests/e2e/", "tests/integration/")
 """Folders whose tests come first: their brokers and servers end before the others begin."""
 _WITH_PROCESSES_AT_ONCE: Final = 2
 _FILLER_NICENESS: Final = 5
-_QUICK_TEST_SECONDS: Final = 3
+_QUICK_TEST_SECONDS: Final = 2
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
