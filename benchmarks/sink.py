@@ -7,7 +7,7 @@ connection. Without TLS the kernel discards the bodies (`recv` with MSG_TRUNC), 
 and the clients are what is measured; under TLS they have to be deciphered. Asked to verify, it reads
 and hashes every body instead, and is slow.
 
-Only the manifests of topics are kept: a daemon reads them back, and writes those that it misses again.
+Only topic manifests are kept, because a daemon reads them back and writes a missing one again.
 
 It looks at no signature. An object comes in one request or in parts, always with a Content-Length;
 anything else is answered with 501, which no client takes for success.
@@ -161,7 +161,7 @@ class _Server:
         self._lock = threading.Lock()
 
     def begin(self, *, is_verifying: bool) -> None:
-        """Forget what came."""
+        """Begin a run: forget all objects of the last one."""
         self.received, self._topic_manifests = {}, {}
         self.is_verifying, self.first_put_at = is_verifying, None
 

@@ -26,8 +26,8 @@ pytest_plugins = [
 
 load_profile()
 
-# No test asks a server of the world. Reading the system's 140 authorities takes 40 ms for each client of a
-# store, and every process that the tests start reads them too.
+# No test connects to a public server. Reading the system's 140 certificate authorities takes 40 ms for each
+# client of a store, here and in every process that the tests start.
 _ONE_AUTHORITY = str(Path(__file__).parent / "support/one_authority.pem")
 os.environ |= {"SSL_CERT_FILE": _ONE_AUTHORITY, "AWS_CA_BUNDLE": _ONE_AUTHORITY}
 

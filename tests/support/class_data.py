@@ -47,12 +47,17 @@ def options_with(archive: Path) -> list[str]:
     return [*QUICK, f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
 
 
+def spark_java_options() -> str:
+    """Return the Java options for a quick start of one of Spark's JVMs."""
+    return " ".join(options_with(spark_archive()))
+
+
 def spark_environment() -> dict[str, str]:
     """Return the environment variables for a quick start of PySpark's sessions and commands."""
     return interpreter() | {
         # For a first JVM, which computes the command line of the second one.
         "SPARK_LAUNCHER_OPTS": " ".join(QUICK),
-        "SPARK_SUBMIT_OPTS": " ".join(options_with(spark_archive())),
+        "SPARK_SUBMIT_OPTS": spark_java_options(),
     }
 
 

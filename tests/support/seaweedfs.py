@@ -37,7 +37,7 @@ def s3_client(endpoint_url: str) -> Any:
     """
     Return a plain, blocking S3 client, for set-up and checks that bypass the store under test.
 
-    Making one takes 40 ms, so an endpoint has one for all. After `close` it works on, with new connections.
+    Making one takes 40 ms, so all callers share one. After `close` it opens new connections.
     """
     return _SESSION.create_client(
         "s3",

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.support.class_data import options_with, spark_archive
+from tests.support.class_data import spark_java_options
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         .config("spark.executor.memory", "512m")
         .config("spark.local.dir", directory)
         .config("spark.task.maxFailures", "2")
-        .config("spark.executor.extraJavaOptions", " ".join(options_with(spark_archive())))
+        .config("spark.executor.extraJavaOptions", spark_java_options())
     )
     for name, value in wanted["executor_environment"].items():
         builder = builder.config(f"spark.executorEnv.{name}", value)

@@ -50,8 +50,8 @@ def config_at(path):
     return load_config(Path(path), environ=os.environ, needs_broker=False)
 
 
-def parquet_files(lake):
-    """Return the number of a target's data files; a directory may be removed meanwhile."""
+def count_of_parquet_files(lake):
+    """Return how many data files a target has. A directory may be removed meanwhile."""
     return sum(name.endswith(".parquet") for _, _, names in os.walk(lake) for name in names)
 
 
@@ -231,7 +231,7 @@ async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(
     command = [sys.executable, "-m", "tests.support.export_process"]
     for round_ in range(2):
         output = tmp_path / f"output-{round_}"
-        before = parquet_files(lake)
+        before = count_of_parquet_files(lake)
         server = Server(
             [*command, str(growing), topic, f"file://{lake}", str(tmp_path / f"spark-{round_}")],
             output=output,
@@ -239,7 +239,7 @@ async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(
         server.launch()
         try:
             server.wait_until(
-                lambda before=before, more=1 + 3 * round_: parquet_files(lake) >= before + more,
+                lambda before=before, more=1 + 3 * round_: count_of_parquet_files(lake) >= before + more,
                 timeout_seconds=240,
             )
         finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.file_archive import FileArchive
-from tests.support.class_data import options_with, spark_archive
+from tests.support.class_data import spark_java_options
 
 _ROOT = Path(__file__).parents[3]
 _PATIENCE_SECONDS = 240
@@ -79,7 +79,7 @@ def master(tmp_path):
     environ = os.environ | {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": " ".join(options_with(spark_archive())),
+        "SPARK_DAEMON_JAVA_OPTS": spark_java_options(),
         "PYTHONPATH": str(_ROOT),
     }
     address = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -120,7 +120,7 @@ def test_command_of_the_docs_has_every_record_once_when_an_executor_dies(master,
     )
     settings = {
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": " ".join(options_with(spark_archive())),
+        "spark.executor.extraJavaOptions": spark_java_options(),
         "spark.driver.host": "127.0.0.1",
         "spark.executorEnv.PLACE": str(place),
         "spark.executorEnv.PYTHONPATH": str(_ROOT),
