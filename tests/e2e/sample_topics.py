@@ -75,9 +75,10 @@ async def consumed(kafka: KafkaCluster, topic: str, isolation: str, number: int 
         await consumer.seek_to_beginning(partition)
         last_offset = (await consumer.end_offsets([partition]))[partition] - 1
         found: list[SeenRecord] = []
-        while not found or found[-1].offset < last_offset:
-            record = await consumer.getone()
-            found.append(
+        # The last offset may be a transaction's marker, which no client is given.
+        while await consumer.position(partition) <= last_offset:
+            answered = await consumer.getmany(partition, timeout_ms=1_000)
+            found += [
                 SeenRecord(
                     record.offset,
                     record.timestamp,
@@ -86,7 +87,9 @@ async def consumed(kafka: KafkaCluster, topic: str, isolation: str, number: int 
                     record.value,
                     tuple(record.headers),
                 )
-            )
+                for record in answered.get(partition, ())
+                if record.offset <= last_offset
+            ]
         return found
     finally:
         await consumer.stop()

@@ -58,6 +58,8 @@ async def write(behind, topic, *, seed):
                 producer = in_doubt if number % 3 == 0 else plain
                 await producer.send_and_wait(topic, value, key=key, partition=0)
             await (in_doubt.abort_transaction() if turn % 2 else in_doubt.commit_transaction())
+        # The marker of the last transaction is written a little after the answer.
+        await cluster.until_stable(topic)
         for number in range(20):
             await plain.send_and_wait(topic, random.randbytes(60_000), key=b"last-%d" % number, partition=0)
 
