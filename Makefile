@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev parts kafka azurite promtool libfaketime chromium clients dashboards metrics-reference lock audit class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev parts kafka azurite promtool libfaketime chromium clients dashboards metrics-reference lock audit class-data prepared demo components test durations quick quick-tests affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,8 +34,12 @@ help: ## Say what each target does
 
 # Workers that begin at the same time would each compile every module of the tests and of the packages.
 .venv/.compiled: .venv/.installed-dev
-	$(BIN)/pytest --collect-only --quiet tests/unit > /dev/null & $(BIN)/pytest --collect-only --quiet --ignore tests/unit > /dev/null; wait
+	$(BIN)/pytest --collect-only --quiet > /dev/null
 	@touch $@
+
+# What takes longest before the tests, side by side.
+prepared: .venv/.installed-dev
+	+$(MAKE) --no-print-directory --jobs 2 .venv/.compiled class-data
 
 install: .venv/.installed ## Make .venv with tieringd in it
 
@@ -95,15 +99,20 @@ demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker a
 components: ## Say what the machine lacks for the tests, before anything is installed
 	@$(PYTHON) -m tests.support.components
 
-# Two for tests with brokers and daemons, and two at a lower priority that take the others first.
-test durations: WORKERS = 4
-test: components .venv/.compiled class-data azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
+# Two for tests with brokers and daemons, and three at a lower priority that take the others first.
+test durations: WORKERS = 5
+test: components prepared azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
 	$(MAKE) test ARGS=--record-durations
 
-quick: check ## The inner loop, under two minutes: formatting, types, layers, and the tests that need no process
+quick: .venv/.installed-dev ## The inner loop, under two minutes: formatting, types, layers, and the tests that need no process
+	+$(MAKE) --no-print-directory --jobs 2 check quick-tests
+
+# Two of them wait for what other processes and threads do for a fifth of the time.
+quick-tests: WORKERS = 4
+quick-tests: .venv/.installed-dev
 	TIERINGD_SEEDS=20 TIERINGD_PROFILE=quick $(BIN)/pytest --without-long-tests --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		tests/unit/policies tests/unit/model tests/unit/formats tests/unit/config tests/unit/archive \
 		tests/unit/topics tests/unit/reading tests/unit/archiving tests/unit/gateway \
