@@ -37,7 +37,7 @@ help: ## Say what each target does
 	$(BIN)/pytest --collect-only --quiet > /dev/null
 	@touch $@
 
-# What takes longest before the tests, side by side.
+# Compiling the modules and making the archives take longest before the tests, so they run side by side.
 prepared: .venv/.installed-dev
 	+$(MAKE) --no-print-directory --jobs 2 .venv/.compiled class-data
 
@@ -110,7 +110,7 @@ durations: ## Run every test and write tests/durations.json, which orders the fi
 quick: .venv/.installed-dev ## The inner loop, under two minutes: formatting, types, layers, and the tests that need no process
 	+$(MAKE) --no-print-directory --jobs 2 check quick-tests
 
-# Two of them wait for what other processes and threads do for a fifth of the time.
+# Two workers leave a fifth of two cores idle: some tests wait for processes and threads.
 quick-tests: WORKERS = 4
 quick-tests: .venv/.installed-dev
 	TIERINGD_SEEDS=20 TIERINGD_PROFILE=quick $(BIN)/pytest --without-long-tests --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \

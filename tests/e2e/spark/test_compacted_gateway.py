@@ -88,8 +88,8 @@ def until_noticed(daemon, edits: int) -> None:
     """
     Return when the daemon has met so many edits of jobs.
 
-    An archiver that looks for edits meets one there. An archiver that is about to delete objects of the
-    edit before meets one when it commits.
+    An archiver meets an edit when it looks for one. It may also meet it at a commit of its own: when the
+    objects that the previous edit replaced fall due for deletion.
     """
 
     def met() -> int:
