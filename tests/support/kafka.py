@@ -171,17 +171,25 @@ class KafkaBrokerProcess:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _sees(self, brokers: int) -> bool:
+        metadata = await self.metadata([])
+        return metadata is not None and len(metadata.brokers) == brokers
+
+    async def metadata(self, topics: Sequence[str]) -> Any:
+        """
+        Return what this node itself answers about *topics*, or None when it does not answer.
+
+        An admin client sends a question to any node of the cluster, whichever its bootstrap address names.
+        """
         try:
             connection = await create_conn("127.0.0.1", self.port, request_timeout_ms=10_000)
         except (OSError, KafkaError, TimeoutError):
-            return False
+            return None
         try:
-            metadata = await connection.send(MetadataRequest([]))
+            return await connection.send(MetadataRequest(list(topics)))
         except (OSError, KafkaError, TimeoutError):
-            return False
+            return None
         finally:
             await connection.close()
-        return len(metadata.brokers) == brokers
 
     def _log_tail(self) -> str:
         return self.output.read_text(errors="replace")[-3000:]
@@ -386,13 +394,14 @@ class KafkaCluster:
         if node.process is None:
             return
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
-        async with admin_of(node.bootstrap) as admin:
-            while True:
-                (topic,) = await admin.describe_topics([name])
+        while True:
+            answer = await node.metadata([name])
+            if answer is not None:
+                (topic,) = answer.to_object()["topics"]
                 if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
                     return
-                assert time.monotonic() < deadline, f"topic {name} has partitions without a leader: {topic}"
-                await asyncio.sleep(_POLL_SECONDS)
+            assert time.monotonic() < deadline, f"{name} has no leaders on broker {node.node_id}: {answer}"
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def until_stable(self, topic: str, partition: int = 0) -> None:
         """Wait until no transaction is open. Its marker is written after the producer gets the answer."""
