@@ -5,6 +5,7 @@ TieringError
 ├── ConfigError               the operator must change the configuration
 ├── RetryableError            nothing is wrong with our data; try again later
 │   ├── StorageUnavailable    timeouts, 5xx, throttling
+│   │   └── ManifestEdited    a job edited the manifest before a commit: read it again
 │   ├── BrokerUnavailable     no answer, or "not leader", or "not ready"
 │   │   └── LeadershipChanged the broker leads under another epoch than the caller acts under
 │   └── LocalFileError        a file or directory that cannot be read now
@@ -84,6 +85,10 @@ class StorageUnavailable(RetryableError):
         self.retry_after_seconds = retry_after_seconds
         self.outcome_unknown = outcome_unknown
         self.is_throttling = is_throttling
+
+
+class ManifestEdited(StorageUnavailable):
+    """A job edited the manifest before this commit. Nothing failed: the next use reads the manifest again."""
 
 
 class BrokerUnavailable(RetryableError):

@@ -64,6 +64,7 @@ def test_retrying_is_decided_by_class():
     assert retryable == {
         "RetryableError",
         "StorageUnavailable",
+        "ManifestEdited",
         "BrokerUnavailable",
         "LeadershipChanged",
         "LocalFileError",

@@ -27,6 +27,7 @@ from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import (
     CorruptDataError,
     FencedError,
+    ManifestEdited,
     ObjectNotFound,
     PreconditionFailed,
     RivalWriter,
@@ -255,7 +256,7 @@ class ManifestStore:
         is_edited = found.manifest.writer_id.endswith(EDIT_MARK)
         if is_edited and found.manifest.leader_epoch == signed.leader_epoch:
             # If another daemon of this epoch exists as well, its own next commit shows it.
-            raise StorageUnavailable(
+            raise ManifestEdited(
                 f"a job edited the manifest of {signed.partition}; the manifest is read again"
             )
         if found.manifest.leader_epoch < signed.leader_epoch:

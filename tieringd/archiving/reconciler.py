@@ -40,7 +40,7 @@ from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
 from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.config import Config
-from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
+from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, ManifestEdited, TieringError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -515,7 +515,14 @@ class Reconciler:
         kind: PartitionFault | None = None
         try:
             while True:
-                result = await archiver.step(seen)
+                try:
+                    result = await archiver.step(seen)
+                except ManifestEdited as edit:
+                    # No fault of the store: the next step begins with what the job wrote.
+                    log.info(
+                        "archiver met a job's edit", partition=str(leadership.partition), reason=str(edit)
+                    )
+                    continue
                 uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
                 pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
                 waits_because = result.waits_because

@@ -133,6 +133,27 @@ async def test_time_that_has_come_wakes_the_archivers(daemon, store):
 
 
 @virtually
+async def test_edit_that_comes_before_a_commit_is_no_fault(daemon, store):
+    """An archiver that loses its commit to a job's edit commits once more in the same step of its own."""
+    async with daemon.running():
+        await settled(daemon)
+        writer = daemon.writers[0]
+        job = archive_in(store, writer_id="job").manifests
+
+        async def edited(manifest):
+            return replace(manifest, allowed_local_start_offset=1)
+
+        await job.edit(writer.identified, edited)
+        base_offset = writer.closed_segment()
+        with capture_logs() as events:
+            await daemon.round()
+        assert daemon.archived()["orders-0"] == [0, base_offset]
+        assert stored_manifest(store, writer).allowed_local_start_offset == 1
+        assert [one["event"] for one in events].count("archiver met a job's edit") == 1
+        assert [one for one in events if one["log_level"] in {"warning", "error"}] == []
+
+
+@virtually
 @pytest.mark.parametrize(
     ("error", "passed_ms"), [(BrokerUnavailable("away"), PUT_OFF_MS), (BrokerDenied("no"), DENIED_PAUSE_MS)]
 )
