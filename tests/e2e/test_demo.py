@@ -11,7 +11,7 @@ from tieringd.cli.demo.comparison import Comparison, compare
 from tieringd.cli.demo.demo_session import summary
 from tieringd.cli.demo.journal import Journal
 from tieringd.cli.demo.view import partition_views
-from tieringd.cli.demo.writer import PartitionWriter
+from tieringd.cli.demo.writer import LogDirectoryWriter, PartitionWriter
 from tieringd.config import load_config
 from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
@@ -32,6 +32,13 @@ def test_demo_verifies_and_leaves_an_archive_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("TIERINGD_DEMO_DIR", str(directory))
     partitions = run_json("archive", "describe", "orders", "--config", str(_EMBEDDED))
     assert [row["partition"] for row in partitions] == [0, 1]
+
+
+async def test_demo_writes_until_each_partition_has_a_closed_segment(tmp_path):
+    """A machine that is too slow for a segment in the given time shows an archive all the same."""
+    journal = Journal([_ORDERS, TopicPartition("page.views", 0)])
+    await LogDirectoryWriter(tmp_path, journal, seconds=0, pause_seconds=0).write()
+    assert [len(one.segments) for one in journal.partitions.values()] == [1, 1]
 
 
 @pytest.fixture

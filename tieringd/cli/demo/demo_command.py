@@ -37,7 +37,12 @@ def demo(
             help="A new directory for the demo's files, kept afterwards; without it, a temporary directory."
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long to write records.", min=1)] = 15.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long to write records, and at least until each partition has a closed segment.", min=1
+        ),
+    ] = 15.0,
 ) -> None:
     """Write record batches, archive and trim them, read everything back, and compare."""
     if directory is not None and directory.exists():

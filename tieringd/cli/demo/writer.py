@@ -72,6 +72,11 @@ class PartitionWriter:
             )
             self._next_offset += 1
 
+    @property
+    def has_closed_segment(self) -> bool:
+        """Whether a segment is closed, so that there is something to archive."""
+        return self._base_offset > 0
+
     def close(self) -> None:
         """Close the active segment's file."""
         self._file.close()
@@ -99,7 +104,7 @@ class PartitionWriter:
 
 
 class LogDirectoryWriter:
-    """Writes to all of a journal's partitions for a given time."""
+    """Writes to all of a journal's partitions for a given time, and until each has a closed segment."""
 
     def __init__(
         self,
@@ -120,7 +125,8 @@ class LogDirectoryWriter:
         """Append batches for `seconds`, then close the files."""
         end = time.monotonic() + self._seconds
         try:
-            while time.monotonic() < end:
+            # A slow machine may close no segment in that time, and a demo without an archive shows nothing.
+            while time.monotonic() < end or not all(one.has_closed_segment for one in self._writers):
                 for writer in self._writers:
                     writer.append()
                 await asyncio.sleep(self._pause_seconds)
