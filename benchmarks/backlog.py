@@ -39,7 +39,7 @@ from benchmarks.producer import Producer
 from benchmarks.segments import SEGMENT_BYTES, write_partition
 from benchmarks.sink import BUCKET, Sink
 from benchmarks.steady import measure_steady
-from tests.support.daemon import running_daemon, write_config
+from tests.support.daemon import NewDaemon, running_daemon, write_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -251,7 +251,7 @@ class Bench:
             # As after a restart. Compiling takes seconds, and a stream is over in as many.
             shutil.copytree(kept, place)
         try:
-            with running_daemon(config) as daemon:
+            with running_daemon(config, start=NewDaemon) as daemon:
                 run = _Run(daemon, root / "log", partitions)
                 run.wait_until_claimed()
                 yield run

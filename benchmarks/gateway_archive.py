@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.support.daemon import kafka_config, running_daemon, write_config
+from tests.support.daemon import NewDaemon, kafka_config, running_daemon, write_config
 from tests.support.gateways import BrokerBehind
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import running_seaweedfs, s3_client
@@ -79,7 +79,7 @@ class Twins:
         self._runs += 1
         port = self.store_port if store_port is None else store_port
         config = write_config(self._path, self._config | {"cloud_storage_api_endpoint_port": port})
-        with running_daemon(config, config.with_suffix(f".{self._runs}.log")) as daemon:
+        with running_daemon(config, config.with_suffix(f".{self._runs}.log"), start=NewDaemon) as daemon:
             daemon.until(lambda: daemon.status()["rounds"], "the first round is over")
             yield daemon
 

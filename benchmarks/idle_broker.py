@@ -29,7 +29,7 @@ from confluent_kafka import Producer
 from benchmarks.daemon_events import DaemonEvents, until
 from benchmarks.harness import machine, write_json
 from benchmarks.partitions import PARTITIONS, measure_idle
-from tests.support.daemon import kafka_config, running_daemon, write_config
+from tests.support.daemon import NewDaemon, kafka_config, running_daemon, write_config
 from tests.support.kafka import KafkaCluster
 from tests.support.kafka_jars import KAFKA_VERSION
 from tests.support.seaweedfs import running_seaweedfs
@@ -106,7 +106,7 @@ def measure(root: Path, *, count: int, seconds: float) -> dict[str, float]:
                 # The default, where the tests hurry.
                 cloud_storage_reconciliation_interval_ms=_INTERVAL_SECONDS * 1000,
             )
-            with running_daemon(write_config(root / "daemon.yaml", config)) as daemon:
+            with running_daemon(write_config(root / "daemon.yaml", config), start=NewDaemon) as daemon:
                 time.sleep(_SETTLING_SECONDS)
                 empty = measure_idle(daemon, seconds=seconds / 2)
                 for topic in topics:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.daemon_events import DaemonEvents, until
 from benchmarks.harness import machine, process_cpu_seconds, write_json
-from tests.support.daemon import directory_config, running_daemon, write_config
+from tests.support.daemon import NewDaemon, directory_config, running_daemon, write_config
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.record_batch import NewRecord, encode_batch
@@ -106,7 +106,7 @@ def measure_daemon(root: Path, *, count: int, idle_seconds: float, rolls: int) -
     settings["cloud_storage_reconciliation_interval_ms"] = _INTERVAL_SECONDS * 1000
     config = write_config(root / "daemon.yaml", settings)
     started = time.monotonic()
-    with running_daemon(config) as daemon:
+    with running_daemon(config, start=NewDaemon) as daemon:
         events = DaemonEvents(daemon)
         until(lambda: len(events.named("archiving")) == count, daemon, "every partition is claimed")
         start_seconds = time.monotonic() - started

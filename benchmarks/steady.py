@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.closed_segments import ClosedSegments
 from benchmarks.daemon_events import DaemonEvents
-from tests.support.daemon import running_daemon, write_config
+from tests.support.daemon import NewDaemon, running_daemon, write_config
 from tests.support.kafka import KafkaCluster
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def measure_steady(
             runner.run(cluster.create_topic(_TOPIC, partitions=_PARTITIONS, configs=configs))
             sink.begin(verify=False)
             config = write_config(root / "steady.yaml", dict(settings) | _beside(cluster, root))
-            with running_daemon(config) as daemon:
+            with running_daemon(config, start=NewDaemon) as daemon:
                 return _watched(cluster, daemon, seconds=seconds)
         finally:
             runner.run(cluster.stop())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from benchmarks.closed_segments import ClosedSegments
 from benchmarks.daemon_events import DaemonEvents
-from tests.support.daemon import running_daemon, write_config
+from tests.support.daemon import NewDaemon, running_daemon, write_config
 from tests.support.gateways import BrokerBehind
 from tests.support.kafka_jars import KAFKA_VERSION, MissingPartError, cache_directory, program
 
@@ -161,7 +161,7 @@ class _Daemon:
         shutil.rmtree(self._directory / "cache", ignore_errors=True)
         config = write_config(self._directory / "tieringd.yaml", self._config)
         log = self._directory / f"tieringd.{len(self._events)}.log"
-        self._stack = running_daemon(config, log)
+        self._stack = running_daemon(config, log, start=NewDaemon)
         daemon = self._stack.__enter__()
         self.running.append(daemon)
         self._events.append(DaemonEvents(daemon))

@@ -19,7 +19,7 @@ from benchmarks.backlog import MAXIMUM_SHARES, SEEN_WAITING, link_segment, sink_
 from benchmarks.daemon_events import DaemonEvents, until
 from benchmarks.segments import write_partition
 from benchmarks.sink import Sink
-from tests.support.daemon import running_daemon, write_config
+from tests.support.daemon import NewDaemon, running_daemon, write_config
 
 if TYPE_CHECKING:
     from benchmarks.certificate import Certificate
@@ -48,7 +48,7 @@ def measure_waiting(
     try:
         with Sink(certificate) as sink:
             settings = sink_settings(root, sink.endpoint, shares=MAXIMUM_SHARES)
-            with running_daemon(write_config(root / "daemon.yaml", settings)) as daemon:
+            with running_daemon(write_config(root / "daemon.yaml", settings), start=NewDaemon) as daemon:
                 events = DaemonEvents(daemon)
                 until(
                     lambda: len(events.named("archiving")) == segments, daemon, "every partition is claimed"
