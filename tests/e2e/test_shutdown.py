@@ -53,9 +53,7 @@ def freeze(seaweedfs, topic, directory):
         daemon.server.pause()
         add_segments(directory, segments=2, value_bytes=50_000)
         daemon.server.resume()
-        daemon.until(
-            lambda: daemon.metric("tieringd_oldest_upload_in_flight_seconds") > 0, "an upload is in flight"
-        )
+        daemon.until_segment_in_flight()
 
     yield freeze
     seaweedfs.resume()
