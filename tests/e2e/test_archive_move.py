@@ -48,7 +48,10 @@ async def test_archive_moves_under_a_producer(kafka, write_kafka_config, objects
     is_over = asyncio.Event()
 
     async def write_on() -> None:
-        while not is_over.is_set():
+        is_last = False
+        while not is_last:
+            # Segments are closed after the move, too.
+            is_last = is_over.is_set()
             await kafka.produce(topic, _VALUES, max_batch_size=200_000)
 
     writing = asyncio.create_task(write_on())

@@ -14,6 +14,8 @@ from tests.support.daemon import run_command
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.daemon import Daemon
+
 _LARGE = {"max_batch_size": 200_000}
 _VALUE_BYTES = 100_000
 _IMPATIENT = {
@@ -42,12 +44,16 @@ def pins_of(tmp_path: Path, topic: str) -> list[int]:
 
 
 def names_of_others(log_dir: Path, topic: str) -> set[str]:
-    """Return what lies in a log directory besides the partitions of *topic*, and what Kafka writes now."""
+    """Return what lies in a log directory besides the partitions of *topic*, and what Kafka changes now."""
     return {
         path.name
         for path in log_dir.iterdir()
-        if not path.name.startswith(topic) and not path.name.endswith("-checkpoint.tmp")
+        if not path.name.startswith(topic) and not path.name.endswith(("-checkpoint.tmp", "-delete"))
     }
+
+
+def upload_failures(daemon: Daemon, topic: str) -> float:
+    return daemon.metric("tieringd_upload_failures_total", topic=topic) or 0
 
 
 # Long: Kafka deletes by retention at an interval.
@@ -120,6 +126,9 @@ async def test_retention_during_an_outage_leaves_recorded_gaps_without_pins(
         await brokers.produce(topic, written[15:], **_LARGE)
         # All that its limit does not keep: what goes later, while the archive catches up, is another gap.
         daemons[1].until(lambda: first_base(directory) == 40, "the broker has deleted what waited")
+        # An upload that began before may have these files open, and would still succeed.
+        failures = upload_failures(daemons[1], topic)
+        daemons[1].until(lambda: upload_failures(daemons[1], topic) > failures, "such uploads have failed")
         daemons[1].until(lambda: daemons[1].partition(topic).get("fault"), "the store is seen to be away")
     finally:
         seaweedfs.resume()

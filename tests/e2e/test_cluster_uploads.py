@@ -202,7 +202,11 @@ async def test_manifests_exist_before_the_first_segment_closes(brokers, daemons_
         manifest = archived_manifest(objects, topic, number)
         assert (manifest.start_offset, manifest.next_offset, len(manifest.segments)) == (0, 0, 0)
     assert not data_keys(objects)
-    assert "segment 0 is active" in daemons[1].partition(topic)["waits_because"]
+    # A step of the archiver shows its metrics before it ends, and its status afterwards.
+    daemons[1].until(
+        lambda: "segment 0 is active" in daemons[1].partition(topic)["waits_because"],
+        "the status page says what it waits for",
+    )
 
 
 def topic_manifests(objects):

@@ -53,9 +53,7 @@ def freeze(seaweedfs, topic, directory):
         daemon.server.pause()
         add_segments(directory, segments=2, value_bytes=50_000)
         daemon.server.resume()
-        daemon.until(
-            lambda: daemon.metric("tieringd_oldest_upload_in_flight_seconds") > 0, "an upload is in flight"
-        )
+        daemon.until_segment_in_flight()
 
     yield freeze
     seaweedfs.resume()
@@ -128,8 +126,11 @@ def test_idle_daemon_stops_at_once(write, topic, number):
 
 def test_sigterm_ends_a_single_pass_after_the_segments_in_hand(write, seaweedfs, objects, topic, directory):
     """A pass that gets SIGTERM commits the segments in hand, and says that something is left."""
-    add_segments(directory, segments=300, value_bytes=2_000)
-    path = write()
+    for path in directory.glob("*.log"):
+        path.unlink()
+    add_segments(directory, segments=301, value_bytes=2_000)
+    # At this rate the whole pass takes 20 s. The signal comes in time also on a busy machine.
+    path = write(cloud_storage_upload_bytes_per_second=350_000)
     daemon = Daemon(path, path.with_suffix(".log"), "--once")
     daemon.launch()
     try:

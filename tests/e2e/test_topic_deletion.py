@@ -74,7 +74,7 @@ async def test_archive_of_a_deleted_topic_is_purged(kafka, write_kafka_config, o
 
 
 # Long: a broker is formatted again.
-async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp_path):
+async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, objects, topic, tmp_path):
     """Formatted again under its old id, it deletes only what it deletes itself; the rest can be restored."""
     old, lost = f"{topic}-old", f"{topic}-lost"
 
@@ -104,6 +104,7 @@ async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp
         path = config_of("second", second)
         with running_daemon(path) as daemon:
             await archive(second, daemon, f"{topic}-new", topic)
+            daemon.until(lambda: remote_delete_of(objects, topic), "remote.delete is recorded")
             await second.delete_topic(topic)
             daemon.until(
                 lambda: daemon.metric("tieringd_archive_purged_topics_total") == 1, "its own is purged"

@@ -247,6 +247,23 @@ class Daemon:
         lines = self.status()["partitions"]
         return next((one for one in lines if (one["topic"], one["partition"]) == (topic, number)), {})
 
+    def until_segment_in_flight(self) -> None:
+        """
+        Wait until a segment's data is on its way to the object store.
+
+        The age of the oldest upload alone may be that of a manifest.
+        """
+        self.until(
+            lambda: (
+                (self.metric("tieringd_oldest_upload_in_flight_seconds") or 0) > 0
+                and any(
+                    one["key"].endswith(".log")
+                    for one in json.loads(self.get("/status/overview")[1])["uploads"]
+                )
+            ),
+            "an upload of a segment is in flight",
+        )
+
     def metric(self, name: str, **labels: str) -> float | None:
         """Return the sum of a metric's samples with these labels; None without any."""
         pages = ["/metrics", "/metrics/partitions"]

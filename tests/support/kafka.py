@@ -378,10 +378,16 @@ class KafkaCluster:
         await asyncio.gather(*(self._until_led(node, name, partitions) for node in self.brokers))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic. The brokers remove its directories soon after."""
+        """
+        Delete a topic, and return when no broker knows it. The brokers remove its directories soon after.
+
+        A broker that has not heard of the deletion yet still takes records for the topic, also when another
+        one of its name has been created since.
+        """
         async with self.admin() as admin:
             response = await admin.delete_topics([name])
             assert all(code == 0 for _, code, *_ in response.topic_error_codes), response
+        await asyncio.gather(*(self._until_led(node, name, 0) for node in self.brokers))
 
     async def delete_all_topics(self) -> None:
         """Delete every topic but Kafka's internal ones; return when they are no longer listed."""
@@ -390,7 +396,7 @@ class KafkaCluster:
                 await admin.delete_topics(names)
 
     async def _until_led(self, node: KafkaBrokerProcess, name: str, partitions: int) -> None:
-        """Wait until a broker knows the leader of each partition, which it learns from the controller."""
+        """Wait until a broker has learned of so many partitions, and of the leader of each."""
         if node.process is None:
             return
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
@@ -398,9 +404,10 @@ class KafkaCluster:
             answer = await node.metadata([name])
             if answer is not None:
                 (topic,) = answer.to_object()["topics"]
-                if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
+                if [each["leader"] >= 0 for each in topic["partitions"]] == [True] * partitions:
                     return
-            assert time.monotonic() < deadline, f"{name} has no leaders on broker {node.node_id}: {answer}"
+            told = f"broker {node.node_id} does not know {partitions} partitions of {name} and their leaders"
+            assert time.monotonic() < deadline, f"{told}: {answer}"
             await asyncio.sleep(_POLL_SECONDS)
 
     async def until_stable(self, topic: str, partition: int = 0) -> None:

@@ -88,7 +88,9 @@ class WarmProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, if the process has not ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end in between. The process that waits for it may not have sent its exit code yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
