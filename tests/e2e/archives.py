@@ -65,6 +65,11 @@ def base_of_active(directory: Path) -> int:
     return max(int(path.stem) for path in directory.glob("*.log"))
 
 
+def base_of_first(directory: Path) -> int:
+    """Return where the first segment of a partition's directory begins."""
+    return min(int(path.stem) for path in directory.glob("*.log"))
+
+
 def until_trimmed(daemon: Daemon) -> None:
     """Return when closed segments are archived, the log is trimmed, and the daemon has seen that it is."""
     daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")

@@ -44,9 +44,13 @@ class Member:
 
     def told(self, kind=None):
         """Return what it has told, of one kind if that is given."""
-        lines = self.output.read_text().splitlines() if self.output.exists() else []
-        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        lines = self.output.read_text().splitlines(keepends=True) if self.output.exists() else []
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
         return [one for one in found if kind in {None, one["kind"]}]
+
+    def go_on(self):
+        """Let it read more than a few records. It has told something by then, so it knows the signal."""
+        self.server.send_signal(signal.SIGUSR1)
 
     def kill(self):
         """End it at once."""
@@ -106,6 +110,22 @@ def until(is_so, what):
         time.sleep(0.1)
 
 
+def until_known(*endpoints):
+    """Wait until each endpoint knows the others: what a client is told then stays so."""
+    until(
+        lambda: all(one.metric("tieringd_endpoint_live_endpoints") == len(endpoints) for one in endpoints),
+        "each endpoint knows the other one",
+    )
+
+
+def until_all_read(consumers):
+    """Wait until each member has read and committed, and let all of them read on."""
+    for each in consumers:
+        until(lambda each=each: each.told("committed"), "each member has committed")
+    for each in consumers:
+        each.go_on()
+
+
 def read_by(consumers):
     """Return the offsets that were read, by partition."""
     found = defaultdict(set)
@@ -150,14 +170,10 @@ def test_group_survives_an_endpoint_and_a_member(six_partitions, endpoint_of, tm
     first, second = endpoint_of("first", **session), endpoint_of("second", **session)
     bootstrap = f"{first.bootstrap},{second.bootstrap}"
     # aiokafka asks only nodes of the metadata again: it has to learn of the second before the first dies.
-    until(
-        lambda: all(one.metric("tieringd_endpoint_live_endpoints") == 2 for one in (first, second)),
-        "each endpoint knows the other one",
-    )
+    until_known(first, second)
     with members(tmp_path) as start:
         consumers = [start(f"member-{number}", library, bootstrap, "readers", topic) for number in range(3)]
-        for each in consumers:
-            until(lambda each=each: each.told("committed"), "each member has committed")
+        until_all_read(consumers)
         ends = {number: set(range(end)) for number, end in six_partitions.items()}
         goes_on = moved_on(consumers[1])
         os.kill(first.server.pid, signal.SIGKILL)
@@ -188,8 +204,7 @@ def test_group_survives_a_worker(six_partitions, endpoint_of, tmp_path, topic):
             start(f"member-{number}", "librdkafka", endpoint.bootstrap, "readers", topic)
             for number in range(3)
         ]
-        for each in consumers:
-            until(lambda each=each: each.told("committed"), "each member has committed")
+        until_all_read(consumers)
         os.kill(endpoint.status()["gateway_workers"][0]["pid"], signal.SIGKILL)
         ends = {number: set(range(end)) for number, end in six_partitions.items()}
         until(lambda: read_by(consumers) == ends, "every record was read")
@@ -222,9 +237,13 @@ def assigned(member):
 def test_endpoint_that_stood_still_is_fenced(six_partitions, endpoint_of, tmp_path, topic):
     """SIGSTOP for longer than sessions last: what its member had asked before is refused afterwards."""
     first, second = endpoint_of("first"), endpoint_of("second")
+    # The coordinator of the group stays the same one from here on.
+    until_known(first, second)
     with members(tmp_path) as start:
         held = start("held", "librdkafka", f"{first.bootstrap},{second.bootstrap}", "readers", topic)
-        until(lambda: held.told("committed"), "the member has committed")
+        until_all_read([held])
+        # It has fetched what it reads next: the partitions of the coordinator stand still with that.
+        until(moved_on(held), "the member reads on")
         coordinator = first if group_is_at(first) else second
         other_endpoint = second if coordinator is first else first
         with standing_still(coordinator.server.pid):
@@ -237,6 +256,7 @@ def test_endpoint_that_stood_still_is_fenced(six_partitions, endpoint_of, tmp_pa
                 )
                 other = start("other", "librdkafka", other_endpoint.bootstrap, "readers", topic)
                 until(lambda: len(assigned(other)) == _PARTITIONS, "the other member has all partitions")
+                other.go_on()
                 until(moved_on(other, 20), "the other member reads")
                 os.kill(coordinator.server.pid, signal.SIGCONT)
                 until(lambda: coordinator.events("this process stood still"), "the endpoint goes on")
@@ -282,7 +302,7 @@ def test_java_tools_work_with_groups(kafka, six_partitions, endpoint_of, topic):
     consumed = run(
         _CONSOLE,
         *("--topic", topic, "--group", "java", "--from-beginning", "--max-messages", count),
-        *("--timeout-ms", "60000"),
+        *("--timeout-ms", "180000"),
     )
     assert consumed.count(_RECORD.decode()) == int(count)
     assert "java" in run(_GROUP_TOOL, "--list", at=second).split()
@@ -292,13 +312,13 @@ def test_java_tools_work_with_groups(kafka, six_partitions, endpoint_of, topic):
     reset = ("--reset-offsets", "--group", "java", "--topic", topic, "--to-earliest", "--execute")
     run(_GROUP_TOOL, *reset)
     again = run(
-        _CONSOLE, "--topic", topic, "--group", "java", "--max-messages", count, "--timeout-ms", "60000",
+        _CONSOLE, "--topic", topic, "--group", "java", "--max-messages", count, "--timeout-ms", "180000",
         at=second,
     )  # fmt: skip
     assert again.count(_RECORD.decode()) == int(count)
     newer = ("--group", "newer", "--consumer-property", "group.protocol=consumer", "--from-beginning")
     found = run(
-        _CONSOLE, "--topic", topic, *newer, "--max-messages", count, "--timeout-ms", "60000", at=second
+        _CONSOLE, "--topic", topic, *newer, "--max-messages", count, "--timeout-ms", "180000", at=second
     )
     assert found.count(_RECORD.decode()) == int(count)
     assert "newer" in run(_GROUP_TOOL, "--list").split()
@@ -308,6 +328,6 @@ def test_java_tools_work_with_groups(kafka, six_partitions, endpoint_of, topic):
 
 def _run(command):
 
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()

@@ -24,11 +24,12 @@ import pytest_asyncio
 from confluent_kafka.admin import AclOperation, ResourceType
 from kio.schema.errors import ErrorCode
 
+from tests.e2e.archives import base_of_first, until_trimmed
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import Daemon, kafka_config, running_daemon, write_config
+from tests.support.gateway_clients import fetched
 from tests.support.gateways import LISTENER, BrokerBehind
-from tests.support.kafka_messages import fetch_request
 from tests.support.kafka_users import add_rules, broker_properties, log_in, remove_rules, rule
 from tests.support.raw_kafka import connected
 from tests.support.request_matrix import (
@@ -156,9 +157,12 @@ async def matrix(tmp_path_factory, seaweedfs):
             gateway=behind.gateway_config,
         )
         with running_daemon(write_config(directory / "tieringd.yaml", config)) as daemon:
-            daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
+            until_trimmed(daemon)
             daemon.until(lambda: daemon.next_offset(WHOLE), "the other topic is archived")
-            daemon.until_rounds(2)
+            # The broker tells the size of its log, and removes what was trimmed a while later.
+            start = daemon.events("local log trimmed")[-1]["log_start_offset"]
+            log = cluster.log_dir() / f"{TRIMMED}-0"
+            daemon.until(lambda: base_of_first(log) == start, "the broker has removed what was trimmed")
             asked = await _everything(behind)
             reads = [each for each in asked if each.api not in WRITES]
             yield Matrix(behind, daemon, reads, [each for each in asked if each.api in WRITES])
@@ -245,9 +249,7 @@ async def test_reader_whose_rule_is_removed_reads_no_further(matrix):
 
 async def _fetched(client, offset):
     """Fetch the batch at an offset. Return the error and the next offset, the first again after the last."""
-    partitions = {0: {"fetch_offset": offset, "partition_max_bytes": 1}}
-    answer = await client.ask(fetch_request(12, {TRIMMED: partitions}))
-    (partition,) = answer.responses[0].partitions
+    partition = await fetched(client, TRIMMED, offset)
     if partition.error_code != ErrorCode.none:
         assert not partition.records
         return partition.error_code, offset

@@ -499,16 +499,19 @@ async def test_full_disk_refuses_writes_and_serves_reads(behind, config_of, topi
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     with trimmed(config_of(topic, storage_min_free_bytes=1 << 60)) as daemon:
         daemon.until(lambda: daemon.metric("tieringd_producers_held_back"), "producers are held back")
-        async with AIOKafkaProducer(
-            bootstrap_servers=behind.bootstrap, request_timeout_ms=10_000, retry_backoff_ms=200
-        ) as producer:
+        async with (
+            AIOKafkaProducer(bootstrap_servers=behind.bootstrap) as patient,
+            AIOKafkaProducer(
+                bootstrap_servers=behind.bootstrap, request_timeout_ms=10_000, retry_backoff_ms=200
+            ) as impatient,
+        ):
             with pytest.raises(KafkaError):
-                await producer.send_and_wait(topic, b"refused", partition=0)
+                await impatient.send_and_wait(topic, b"refused", partition=0)
             assert await read_aiokafka(behind.bootstrap, topic, len(_VALUES)) == _WHOLE
             config_of(topic, storage_min_free_bytes=0)
             daemon.send_signal(signal.SIGHUP)
             daemon.until(lambda: not daemon.metric("tieringd_producers_held_back"), "they are let go")
-            sent = await producer.send_and_wait(topic, b"taken", partition=0)
+            sent = await patient.send_and_wait(topic, b"taken", partition=0)
     assert sent.offset == len(_VALUES)
 
 

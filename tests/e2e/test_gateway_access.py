@@ -23,11 +23,12 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 from kio.schema.errors import ErrorCode
 
+from tests.e2e.archives import until_trimmed
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.certificate import write_certificate
 from tests.support.daemon import Daemon, kafka_config, run_command, running_daemon, write_config
-from tests.support.gateway_clients import read_aiokafka, read_librdkafka
+from tests.support.gateway_clients import fetched, read_aiokafka, read_librdkafka
 from tests.support.gateways import LISTENER, BrokerBehind
 from tests.support.kafka_messages import fetch_request
 from tests.support.kafka_users import (
@@ -55,6 +56,7 @@ USERS = ("reader", "describer", "stranger", "daemon")
 """The first may read the topic, the second describe it, the third has no rights. The last is a daemon's."""
 VALUES = [bytes([number]) * 100_000 for number in range(45)]
 WHOLE = list(enumerate(VALUES))
+_DOCTOR = ("doctor", "--format", "json", "--timeout", "60")
 _GROUP_REFUSED = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
@@ -107,8 +109,7 @@ async def guarded(tmp_path_factory, seaweedfs):
     )
     try:
         with running_daemon(await _prepared(behind, directory, certificate, seaweedfs)) as daemon:
-            daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-            daemon.until_rounds(2)
+            until_trimmed(daemon)
             yield Guarded(behind, daemon, certificate)
     finally:
         await behind.cluster.kill()
@@ -200,8 +201,7 @@ async def test_fetch_by_hand_is_judged_by_the_broker(guarded, user, version):
     """A client that asks for no metadata and knows the topic's id gets what its user may have."""
     topic = guarded.topic_id if version >= 13 else TOPIC
     async with logged_in(guarded, user) as client:
-        answer = await client.ask(fetch_request(version, {topic: {0: {"fetch_offset": 0}}}))
-    (partition,) = answer.responses[0].partitions
+        partition = await fetched(client, topic, 0, version=version)
     if user == "reader":
         assert partition.error_code == ErrorCode.none
         assert parse_header(partition.records).base_offset == 0
@@ -327,7 +327,7 @@ async def test_doctor_reads_the_permissions_that_the_broker_lists(guarded, tmp_p
     path = write_config(tmp_path / "doctor.yaml", config)
     before = await log_start(cluster.bootstrap)
 
-    done = await asyncio.to_thread(run_command, "doctor", "--config", str(path), "--format", "json")
+    done = await asyncio.to_thread(run_command, *_DOCTOR, "--config", str(path))
 
     found = {one["check"]: one for one in json.loads(done.stdout)}
     assert done.returncode == 1
@@ -353,7 +353,7 @@ async def test_doctor_reads_the_permissions_that_the_broker_lists(guarded, tmp_p
     config["broker"]["security"] = {}
     config["broker"]["bootstrap"] = [cluster.bootstrap]
     write_config(path, config)
-    done = await asyncio.to_thread(run_command, "doctor", "--config", str(path), "--format", "json")
+    done = await asyncio.to_thread(run_command, *_DOCTOR, "--config", str(path))
     found = {one["check"]: one for one in json.loads(done.stdout)}
     assert [one for one in found.values() if one["check"].startswith("acl") and one["outcome"] != "ok"] == []
     assert done.returncode == 0, done.stdout
@@ -407,7 +407,7 @@ async def test_daemon_needs_just_these_rules(guarded, tmp_path, seaweedfs):
         daemon.until(lambda: daemon.events("local log trimmed", topic=topic), "the log is trimmed")
 
     async def missing():
-        done = await asyncio.to_thread(run_command, "doctor", "--config", str(path), "--format", "json")
+        done = await asyncio.to_thread(run_command, *_DOCTOR, "--config", str(path))
         found = [one for one in json.loads(done.stdout) if one["check"].startswith("acl")]
         return {one["check"] for one in found if one["outcome"] != "ok"}
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 from kio.schema.delete_records.v2 import request as deletion
@@ -17,8 +17,8 @@ from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.e2e.test_gateway import Through, trimmed
 from tests.support.daemon import kafka_config, write_config
-from tests.support.gateway_clients import read_aiokafka, read_librdkafka
-from tests.support.kafka_messages import fetch_request, milliseconds
+from tests.support.gateway_clients import fetched, read_aiokafka, read_librdkafka
+from tests.support.kafka_messages import milliseconds
 from tests.support.processes import wait_until_ended
 from tests.support.raw_kafka import connected
 
@@ -60,20 +60,6 @@ def workers_of(daemon):
 def archived_answers(daemon):
     """Return how many answers the workers have told of. A page leaves out a worker that tells late."""
     return daemon.metric("tieringd_gateway_archived_answers_total") or 0
-
-
-async def fetched(client, topic, offset):
-    """
-    Fetch from an offset of partition 0, and return the partition's part of the answer.
-
-    An answer without records and without an error tells a client to ask again, and it does.
-    """
-    for _ in range(50):
-        answer = await client.ask(fetch_request(12, {topic: {0: {"fetch_offset": offset}}}, max_bytes=1000))
-        (partition,) = answer.responses[0].partitions
-        if partition.records or partition.error_code.value:
-            return partition
-    raise AssertionError(f"neither records nor an error came: {partition}")
 
 
 async def clients_of_both(stack, daemon, behind, topic):
@@ -167,17 +153,13 @@ async def test_host_that_connects_too_often_is_refused_and_another_one_is_served
         def refused():
             return daemon.metric("tieringd_gateway_refused_connections_total", reason="host_rate")
 
-        def connect():
-            # A refusal may come before the client has seen that it is connected.
-            with suppress(ConnectionResetError):
-                flood.enter_context(
-                    socket.create_connection(("127.0.0.1", behind.port), 60, source_address=("127.0.0.2", 0))
-                )
-
+        # They come together: on a busy machine one after another could keep to the rate.
         for _ in range(60):
-            await asyncio.to_thread(connect)
-            if refused():
-                break
+            client = flood.enter_context(socket.socket())
+            client.bind(("127.0.0.2", 0))
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", behind.port))
+        daemon.until(refused, "a connection is refused")
         async with connected(behind.port, host="127.0.0.3") as client:
             assert (await fetched(client, topic, 0)).error_code.value == 0
         assert refused()

@@ -54,6 +54,6 @@ async def test_every_client_goes_on_past_a_hole(holed, tmp_path, isolation):
         try:
             consumer.assign([ClientPartition("orders", 0)])
             await consumer.seek_to_beginning()
-            assert [(await asyncio.wait_for(consumer.getone(), 30)).offset for _ in wanted] == wanted
+            assert [(await asyncio.wait_for(consumer.getone(), 120)).offset for _ in wanted] == wanted
         finally:
             await consumer.stop()

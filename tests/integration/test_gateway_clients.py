@@ -37,7 +37,7 @@ async def test_producers_and_consumers_see_one_log(behind, gateway):
     rdkafka = confluent_kafka.Producer({"bootstrap.servers": behind.bootstrap, "linger.ms": 5})
     for value in VALUES[1500:]:
         rdkafka.produce("plain", value, partition=0)
-    assert await asyncio.to_thread(rdkafka.flush, 30) == 0
+    assert await asyncio.to_thread(rdkafka.flush, 180) == 0
     expected = list(enumerate(VALUES))
     for bootstrap in (behind.cluster.bootstrap, behind.bootstrap):
         assert await read_aiokafka(bootstrap, "plain", len(VALUES)) == expected

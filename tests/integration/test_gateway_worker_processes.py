@@ -220,11 +220,15 @@ async def test_workers_are_told_of_full_disks_and_of_a_reload(tmp_path, writers)
         log = gateway.config.log.model_copy(update={"level": "error"})
         # A second's worth may go out without a wait, and the records are few.
         slow = gateway.config.gateway.model_copy(update={"archive_bytes_per_second": 2})
+        request = fetch_request(12, {"orders": {0: {}}}, max_bytes=1000)
         gateway.workers.set_config(gateway.config.model_copy(update={"log": log, "gateway": slow}))
         for worker in gateway.workers.pool.workers:
             await worker.link.ask("pulse")
         for client in clients:
-            answer = await client.ask(fetch_request(12, {"orders": {0: {}}}, max_bytes=1000))
+            async with asyncio.timeout(180):
+                # An answer without records has nothing to wait for: the read took longer than the Fetch.
+                while not (answer := await client.ask(request)).responses[0].partitions[0].records:
+                    pass
             assert answer.throttle_time.total_seconds() > 0
         os.kill(gateway.serving[0].pid, signal.SIGKILL)
         await gateway.until(lambda: len(gateway.serving) == 2)

@@ -1,4 +1,4 @@
-"""Unmodified clients that read a partition: aiokafka, librdkafka and Kafka's own console tools."""
+"""Clients that read a partition: aiokafka, librdkafka, Kafka's own console tools, and one connection."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import asyncio
 
 import confluent_kafka
 from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from tests.support.kafka_messages import fetch_request
+
+_PATIENCE_SECONDS = 180
 
 
 async def read_aiokafka(bootstrap, topic, count, **settings):
@@ -16,7 +20,7 @@ async def read_aiokafka(bootstrap, topic, count, **settings):
         consumer.assign([TopicPartition(topic, 0)])
         await consumer.seek_to_beginning()
         read = []
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
             while len(read) < count:
                 batches = await consumer.getmany(timeout_ms=1000)
                 read += [(each.offset, each.value) for batch in batches.values() for each in batch]
@@ -42,6 +46,22 @@ def read_librdkafka(bootstrap, topic, count, **settings):
         return read
     finally:
         consumer.close()
+
+
+async def fetched(client, topic, offset, *, version=12):
+    """
+    Fetch the batch at an offset of partition 0, and return the partition's part of the answer.
+
+    An answer without records and without an error tells a client to ask again, and it does: the archive
+    takes longer than the client waits.
+    """
+    # The first batch comes whole, and nothing besides.
+    request = fetch_request(version, {topic: {0: {"fetch_offset": offset}}}, max_bytes=1000)
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while True:
+            (partition,) = (await client.ask(request)).responses[0].partitions
+            if partition.records or partition.error_code.value:
+                return partition
 
 
 async def run_tool(behind, main_class, *arguments):

@@ -51,7 +51,7 @@ def read_on(bootstrap, group, count, **settings):
     try:
         consumer.subscribe(["orders"])
         while len(found) < count:
-            message = consumer.poll(30)
+            message = consumer.poll(120)
             assert message is not None, f"nothing came after {found}"
             assert message.error() is None, message.error()
             found.append(message.offset())

@@ -3,7 +3,8 @@ A member of a consumer group, as a process.
 
 `python -m tests.support.group_member LIBRARY BOOTSTRAP GROUP TOPIC` prints a line of JSON for each
 assignment, for each record, and for each acknowledged commit, with the time of a clock that all processes
-share. It ends on SIGTERM, after a last commit.
+share. It reads a few records, and the rest after SIGUSR1: else a member that starts late could find
+nothing left. It ends on SIGTERM, after a last commit.
 """
 
 from __future__ import annotations
@@ -20,12 +21,35 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 _COMMIT_EACH = 5
+_READ_AT_FIRST = 10
+"""How many records a member reads at least before SIGUSR1."""
 _SETTINGS = {
     "librdkafka": {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 1000},
     "librdkafka-newer": {"group.protocol": "consumer"},
 }
 """Of librdkafka; the second are those of a member of the newer group protocol."""
 _is_ending = False
+_is_held = True
+"""Whether the member stops after its first records."""
+
+
+class _Holding:
+    """Stops a consumer after its first records, until SIGUSR1. Asked before each poll."""
+
+    def __init__(self, pause, resume):
+        self._pause = pause
+        self._resume = resume
+        self._is_paused = False
+
+    def apply(self, read, assigned):
+        """Pause or resume what is *assigned*, by the number of records *read*."""
+        if _is_held and read >= _READ_AT_FIRST:
+            # Again and again: a rebalance resumes what it assigns.
+            self._pause(assigned)
+            self._is_paused = True
+        elif self._is_paused:
+            self._resume(assigned)
+            self._is_paused = False
 
 
 def tell(kind, **values):
@@ -37,6 +61,11 @@ def tell(kind, **values):
 def _end(*_):
     global _is_ending  # noqa: PLW0603 a signal has no other way
     _is_ending = True
+
+
+def _go_on(*_):
+    global _is_held  # noqa: PLW0603 a signal has no other way
+    _is_held = False
 
 
 def run_librdkafka(bootstrap, group, topic, settings):
@@ -76,8 +105,9 @@ def run_librdkafka(bootstrap, group, topic, settings):
         unsaved.clear()
 
     consumer.subscribe([topic], on_assign=assigned, on_revoke=lost)
-    read = 0
+    read, holding = 0, _Holding(consumer.pause, consumer.resume)
     while not _is_ending:
+        holding.apply(read, consumer.assignment())
         message = consumer.poll(0.2)
         if message is None or message.error() is not None:
             commit()
@@ -137,8 +167,9 @@ async def run_aiokafka(bootstrap, group, topic):
 
     consumer.subscribe([topic], listener=_Listener(commit))
     await consumer.start()
-    read = 0
+    read, holding = 0, _Holding(lambda some: consumer.pause(*some), lambda some: consumer.resume(*some))
     while not _is_ending:
+        holding.apply(read, consumer.assignment())
         found = await consumer.getmany(timeout_ms=200, max_records=_COMMIT_EACH)
         for partition, records in found.items():
             for one in records:
@@ -155,6 +186,7 @@ async def run_aiokafka(bootstrap, group, topic):
 def main():
     """Consume until the process is told to end."""
     signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGUSR1, _go_on)
     library, bootstrap, group, topic = sys.argv[1:]
     if library == "aiokafka":
         asyncio.run(run_aiokafka(bootstrap, group, topic))

@@ -31,7 +31,7 @@ from tests.support.kafka_messages import request_module
 from tests.support.tls_relay import trusting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from tests.support.raw_kafka import RawKafka
@@ -44,6 +44,7 @@ _SCRAM = {
 _SECURITY = "org.apache.kafka.common.security"
 _TOKEN_SECONDS = 600
 _WAIT_SECONDS = 120
+_POLL_SECONDS = 0.02
 
 
 def broker_properties(listener: str, users: Iterable[str], certificate: Path | None = None) -> dict[str, str]:
@@ -112,14 +113,15 @@ def rule(
 
 
 def add_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
-    """Add rules to the broker's."""
+    """Add rules to the broker's; return when the broker follows them."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_acls(list(rules)).values():
         future.result(_WAIT_SECONDS)
+    _until(lambda: set(rules) <= _known_rules(admin), "the broker has the new rules")
 
 
 def remove_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
-    """Remove rules from the broker's."""
+    """Remove rules from the broker's; return when the broker follows them no more."""
     filters = [
         AclBindingFilter(
             each.restype,
@@ -135,6 +137,32 @@ def remove_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.delete_acls(filters).values():
         assert future.result(_WAIT_SECONDS), "the broker has no such rule"
+    _until(lambda: not set(rules) & _known_rules(admin), "the broker has forgotten the rules")
+
+
+def _known_rules(admin: AdminClient) -> set[AclBinding]:
+    """
+    Return the rules that the broker itself goes by. These clusters have one broker.
+
+    The controller answers a change before the broker has heard of it.
+    """
+    every = AclBindingFilter(
+        ResourceType.ANY,
+        None,
+        ResourcePatternType.ANY,
+        None,
+        None,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    return set(admin.describe_acls(every).result(_WAIT_SECONDS))
+
+
+def _until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, f"in {_WAIT_SECONDS} s it did not come that {what}"
+        time.sleep(_POLL_SECONDS)
 
 
 async def log_in(client: RawKafka, user: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import closing
 
 import pytest
 import yaml
@@ -23,8 +22,6 @@ def host(tmp_path):
     (tmp_path / "archive").mkdir()
     make_marker(tmp_path / "archive")
     (tmp_path / "state").mkdir()
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        unused = server.getsockname()[1]
 
     def write(**changes):
         config = directory_config([log_dir], tmp_path / "archive", tmp_path / "state")
@@ -32,11 +29,14 @@ def host(tmp_path):
         config["broker"] = {
             "kind": "kafka",
             "log_dirs": [str(log_dir)],
-            "bootstrap": [f"127.0.0.1:{unused}"],
+            "bootstrap": [f"127.0.0.1:{unused.getsockname()[1]}"],
         }
         return write_config(tmp_path / "tieringd.yaml", config | {"storage_min_free_bytes": 0} | changes)
 
-    return write
+    # The port stays taken, so that no other process listens there.
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield write
 
 
 def tree(root) -> dict[str, int]:
@@ -56,7 +56,7 @@ def test_everything_is_tried_and_nothing_lasts(host, tmp_path):
     """Objects, links and directories that were made are gone; a broker that is away is exit 1."""
     config = host()
     before = tree(tmp_path)
-    done = invoked("doctor", "--config", config, "--format", "json", "--timeout", "2")
+    done = invoked("doctor", "--config", config, "--format", "json", "--timeout", "60")
     assert tree(tmp_path) == before
     found = findings(done)
     outcomes = {name: one["outcome"] for name, one in found.items()}

@@ -121,7 +121,7 @@ async def test_librdkafka_lists_all_topics(archive, tmp_path):
     async with running_endpoint(archive, tmp_path / "state") as endpoint:
         settings = {"bootstrap.servers": f"127.0.0.1:{endpoint.server.port}"}
         for client in (AdminClient(settings), Consumer({**settings, "group.id": "none"})):
-            found = await asyncio.to_thread(client.list_topics, timeout=10)
+            found = await asyncio.to_thread(client.list_topics, timeout=120)
             assert found.topics.keys() == {"audit", "orders"}
         await asyncio.to_thread(client.close)
         assert endpoint.server.counters.broken_connections == 0

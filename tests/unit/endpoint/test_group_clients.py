@@ -44,7 +44,7 @@ async def test_groups_of_two_libraries_read_everything_once(archive, writer, tmp
         )
         await consumer.start()
         try:
-            first = await asyncio.wait_for(consumer.getone(), 30)
+            first = await asyncio.wait_for(consumer.getone(), 120)
             assert first.offset == 0
             await consumer.commit()
         finally:

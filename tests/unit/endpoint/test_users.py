@@ -121,7 +121,7 @@ def until_refused(bootstrap, settings):
     consumer = confluent_kafka.Consumer(settings)
     try:
         consumer.subscribe(["orders"])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not any(one.code() == confluent_kafka.KafkaError._AUTHENTICATION for one in errors):
             assert time.monotonic() < deadline, f"librdkafka said only {errors}"
             found = consumer.poll(0.05)
@@ -134,7 +134,7 @@ def errors_of_librdkafka(bootstrap, topic, settings):
     """Return the errors that a consumer of librdkafka gets for a topic's metadata."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "none", **settings})
     try:
-        return {consumer.list_topics(topic, timeout=5).topics[topic].error.code()}
+        return {consumer.list_topics(topic, timeout=120).topics[topic].error.code()}
     finally:
         consumer.close()
 

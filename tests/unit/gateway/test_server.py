@@ -213,14 +213,15 @@ async def test_answer_without_a_request_closes_the_connection(broker, answer):
 
 async def test_broker_that_is_away_is_a_disconnect():
     """The client sees what it would see of the broker itself."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", port))
-    await server.start()
-    async with connected(server.port) as client:
-        client.writer.write(plain_request(1))
-        assert await closed(client) == b""
-    await server.close()
+    # The port stays taken, so that no other process listens there.
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", unused.getsockname()[1]))
+        await server.start()
+        async with connected(server.port) as client:
+            client.writer.write(plain_request(1))
+            assert await closed(client) == b""
+        await server.close()
 
 
 async def test_what_the_broker_said_last_still_arrives(broker):

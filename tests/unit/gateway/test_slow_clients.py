@@ -75,14 +75,13 @@ async def test_client_that_takes_no_response_is_closed(broker):
 
 async def test_client_that_waits_for_the_broker_is_not_slow(broker):
     """A client without a request is not slow either."""
-    async with (
-        running(broker, **SOON) as server,
-        connected(server.port) as waiting,
-        connected(server.port) as resting,
-    ):
-        await served(broker, resting)
+    async with running(broker, **SOON) as server, AsyncExitStack() as stack:
+        # Each asks as soon as it is connected: a client without any request would be slow.
+        waiting = await stack.enter_async_context(connected(server.port))
         waiting.writer.write(plain_request(2))
         head, _, answers = await broker.next()
+        resting = await stack.enter_async_context(connected(server.port))
+        await served(broker, resting)
         await asyncio.sleep(1)
         answers.write(plain_answer(head.correlation_id))
         assert await waiting.frame() == plain_answer(2)
