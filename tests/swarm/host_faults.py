@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.kafka import KafkaBrokerProcess
 
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 180
 _STEPS_SECONDS = (600, -600, 3600, -3600, 30 * 3600, -30 * 3600)
 _LEAST_SHARE = 0.9
 _DISK_FAILED = b"Stopping serving logs in dir"

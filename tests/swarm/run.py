@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _RECOVERY_SECONDS = 120
-_PROOF_SECONDS = 30
+_PROOF_SECONDS = 60
 
 
 @dataclass

@@ -4,14 +4,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 from functools import partial
 
 import pytest
+import yaml
 
-from tests.e2e.archives import FileObjects, archived_manifest, read_log, read_records, unreferenced
+from tests.e2e.archives import (
+    FileObjects,
+    archived_manifest,
+    read_log,
+    read_records,
+    unreferenced,
+    until_trimmed,
+)
 from tests.e2e.log_files import write_partition
 from tests.e2e.sample_topics import ISOLATIONS
 from tests.e2e.spark.keyed_topics import (
@@ -21,7 +30,8 @@ from tests.e2e.spark.keyed_topics import (
     assert_sound,
     config_of,
 )
-from tests.support.daemon import directory_config, running_daemon, write_config
+from tests.support.daemon import directory_config, endpoint_properties, running_daemon, write_config
+from tests.support.fault_proxy import StallRequest, fault_proxy
 from tests.support.processes import Server
 from tests.unit.spark.rewriting import latest_of
 from tieringd.spark.jobs import swapping
@@ -108,8 +118,7 @@ async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, t
         assert keyed.manifest.next_offset > compacted_to
     write_kafka_config(**config | {"retention_local_target_bytes_default": 1})
     with running_daemon(path, tmp_path / "second.log") as daemon:
-        daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-        daemon.until_rounds(5)
+        until_trimmed(daemon)
         assert not daemon.events("local segment differs from its stored copy; it is not trimmed")
         seen = await keyed.consumed()
         first_offset = seen["read_uncommitted"][0].offset
@@ -124,7 +133,9 @@ async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, t
 
 
 # Long: a JVM of its own is killed, and another one does the work again.
-async def test_job_that_is_killed_leaves_the_archive_as_it_was(keyed, write_kafka_config, spark, tmp_path):
+async def test_job_that_is_killed_leaves_the_archive_as_it_was(
+    keyed, write_kafka_config, spark, seaweedfs, tmp_path
+):
     """
     A job that is killed while it writes replaces nothing, and another run does all of its work.
 
@@ -137,18 +148,33 @@ async def test_job_that_is_killed_leaves_the_archive_as_it_was(keyed, write_kafk
     archive_once(path)
     before, records = keyed.manifest, archived_records(path, keyed.name)
     (tmp_path / "work").mkdir()
-    command = [sys.executable, "-m", "tests.support.spark_job", str(tmp_path / "work"), str(path), keyed.name]
-    job = Server(command, output=tmp_path / "job.log")
-    job.launch()
-    try:
-        job.wait_until(
-            lambda: any("-rewritten-" in key for key in keyed.objects.keys()),  # noqa: SIM118 a method
-            timeout_seconds=240,
-        )
-    finally:
-        # Its JVM and its workers are of its process group.
-        os.killpg(job.pid, signal.SIGKILL)
-        job.stop()
+    begun = []
+
+    def stalls_later(exchange):
+        """Let the first object pass, and nothing after it. The job cannot end before it is killed."""
+        if exchange.method != "PUT" or "-rewritten-" not in exchange.path:
+            return None
+        begun.append(exchange.path)
+        return StallRequest() if len(begun) > 1 else None
+
+    async with fault_proxy(seaweedfs.endpoint_url) as proxy:
+        proxy.weather = stalls_later
+        through = tmp_path / "through.yaml"
+        write_config(through, yaml.safe_load(path.read_text()) | endpoint_properties(proxy.url))
+        arguments = [str(tmp_path / "work"), str(through), keyed.name]
+        command = [sys.executable, "-m", "tests.support.spark_job", *arguments]
+        job = Server(command, output=tmp_path / "job.log")
+        job.launch()
+        try:
+            await asyncio.to_thread(
+                job.wait_until,
+                lambda: any("-rewritten-" in key for key in keyed.objects.keys()),  # noqa: SIM118 a method
+                timeout_seconds=240,
+            )
+        finally:
+            # Its JVM and its workers are of its process group.
+            os.killpg(job.pid, signal.SIGKILL)
+            job.stop()
 
     assert keyed.manifest == before
     assert archived_records(path, keyed.name) == records

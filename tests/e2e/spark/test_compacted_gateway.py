@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.archives import until_trimmed
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, consumed
 from tests.e2e.spark.keyed_topics import (
@@ -62,8 +63,7 @@ async def test_clients_read_on_while_the_archive_loses_records(behind, config, t
     with running_daemon(config) as daemon:
         # What is archived later could be newer than the latest records that are told here.
         daemon.until(lambda: keyed.is_archived, "all that is closed is archived")
-        daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-        daemon.until_rounds(5)
+        until_trimmed(daemon)
         archive = archived_records(config, topic)
         local = await keyed.consumed()
         assert local["read_uncommitted"][0].offset > archive["read_uncommitted"][-1].offset // 2

@@ -59,7 +59,7 @@ def test_stream_goes_on_from_its_checkpoint(client, archive, tmp_path):
         stream = client.readStream.format("tieringd").options(**given).load(archive.url)
         sink = stream.select("offset").writeStream.format("parquet").trigger(availableNow=True)
         query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "rows"))
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(300)
         return sorted(row.offset for row in client.read.parquet(str(tmp_path / "rows")).collect())
 
     assert read() == sorted(writer.values())

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 
 import pytest
+import yaml
 from pyspark.sql import functions
 
 from tests.e2e.archives import archived_manifest, segment_keys
@@ -28,9 +28,10 @@ from tests.e2e.sample_topics import (
     codec_topic,
     consumed,
 )
-from tests.support.daemon import run_command
+from tests.support.daemon import endpoint_properties, run_command, write_config
+from tests.support.fault_proxy import StallRequest, fault_proxy
 from tests.support.iceberg import catalog_properties, rows_of_table, running_catalog
-from tests.support.processes import Server
+from tests.support.processes import Server, wait_until_ended
 from tieringd.config import load_config
 from tieringd.errors import RetryableError, StorageUnavailable, TieringError
 from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
@@ -220,7 +221,7 @@ async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
 # Long: a JVM is killed at each of several files.
 @pytest.mark.timeout(900)
 async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(  # noqa: PLR0917 - fixtures
-    spark, kafka, growing, topic, objects, tmp_path
+    spark, kafka, growing, topic, objects, seaweedfs, tmp_path
 ):
     """
     The process is killed with SIGKILL at its first, fourth and seventh file, and so on.
@@ -231,21 +232,31 @@ async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(
     command = [sys.executable, "-m", "tests.support.export_process"]
     for round_ in range(2):
         output = tmp_path / f"output-{round_}"
-        before = count_of_parquet_files(lake)
-        server = Server(
-            [*command, str(growing), topic, f"file://{lake}", str(tmp_path / f"spark-{round_}")],
-            output=output,
-        )
-        server.launch()
-        try:
-            server.wait_until(
-                lambda before=before, more=1 + 3 * round_: count_of_parquet_files(lake) >= before + more,
-                timeout_seconds=240,
+        wanted_files = count_of_parquet_files(lake) + 1 + 3 * round_
+
+        def is_time(wanted_files=wanted_files):
+            return count_of_parquet_files(lake) >= wanted_files
+
+        def stalls_then(exchange, is_time=is_time):
+            """Let nothing more be read at that time. The export cannot end before it is killed."""
+            is_of_data = exchange.method == "GET" and exchange.path.partition("?")[0].endswith(".log")
+            return StallRequest() if is_of_data and is_time() else None
+
+        async with fault_proxy(seaweedfs.endpoint_url) as proxy:
+            proxy.weather = stalls_then
+            through = tmp_path / "through.yaml"
+            write_config(through, yaml.safe_load(growing.read_text()) | endpoint_properties(proxy.url))
+            server = Server(
+                [*command, str(through), topic, f"file://{lake}", str(tmp_path / f"spark-{round_}")],
+                output=output,
             )
-        finally:
-            server.kill()
+            server.launch()
+            try:
+                await asyncio.to_thread(server.wait_until, is_time, timeout_seconds=240)
+            finally:
+                server.kill()
         jvm = next(int(line) for line in output.read_text().splitlines() if line.isdigit())
-        wait_for_end(jvm)
+        await asyncio.to_thread(wait_until_ended, [jvm])
         for number in range(2):
             offsets = [row["offset"] for row in spark_rows(spark, f"file://{lake}", topic, number)]
             wanted = {one.offset for one in await expected(kafka, objects, topic, number=number)}
@@ -288,24 +299,14 @@ def test_task_that_fails_whenever_it_is_tried_is_an_error_to_try_again_later(spa
         on_spark(spark, "export", silent)(work, [1, 2])
 
 
-def wait_for_end(pid):
-    """Return when a process has ended, also one that is not a child of this one."""
-    deadline = time.monotonic() + 60
-    for _ in count():
-        stat = Path(f"/proc/{pid}/stat")
-        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return
-        assert time.monotonic() < deadline, f"process {pid} goes on"
-        time.sleep(0.1)
-
-
 # Long: two exports run round by round, for each kind of target.
 @pytest.mark.timeout(900)
 async def test_exports_at_once_count_each_record_once(spark, kafka, growing, topic, objects, tmp_path):  # noqa: PLR0917 - fixtures
     """Two runs of each kind, round by round against each other."""
     warehouse = tmp_path / "warehouse"
     config = config_at(growing)
-    rules = ExportRules(portion_bytes=300_000, round_bytes=1_200_000)
+    # There are four rounds. A run may lose two for each round of the other one, and gives up after ten.
+    rules = ExportRules(portion_bytes=300_000, round_bytes=2_000_000)
     with running_catalog(warehouse) as catalog:
         targets = [
             ParquetTarget(f"file://{tmp_path}/lake"),

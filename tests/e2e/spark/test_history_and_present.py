@@ -11,6 +11,7 @@ import pytest
 from aiokafka.admin import NewPartitions
 from pyspark.errors import StreamingQueryException
 
+from tests.e2e.archives import base_of_active
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.e2e.spark.rows import s3_options
@@ -94,7 +95,13 @@ class TrimmedTopic:
         self.written += zip([partition] * count, offsets, numbers, strict=True)
 
     def until_trimmed_past(self, offset, *, partition=0):
-        """Return when the broker no longer has *offset*."""
+        """
+        Return when the broker no longer has *offset*, and the archive has all that is closed.
+
+        From there on the daemon trims nothing that a query on the archive does not read.
+        """
+        active = base_of_active(self._kafka.log_dir() / f"{self.name}-{partition}")
+        self._daemon.until_next_offset(self.name, active, partition)
         wanted = {"topic": self.name, "partition": partition}
         self._daemon.until(
             lambda: any(

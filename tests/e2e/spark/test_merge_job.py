@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.archives import unreferenced
+from tests.e2e.archives import unreferenced, until_trimmed
 from tests.e2e.spark.keyed_topics import (
     SECRET,
     KeyedTopic,
@@ -96,8 +96,7 @@ async def test_daemon_goes_on_and_what_was_erased_stays_so(keyed, write_kafka_co
         daemon.until(lambda: keyed.is_archived and keyed.manifest.next_offset > end, "the archive goes on")
     path = write_kafka_config(**config | {"retention_local_target_bytes_default": 1})
     with running_daemon(path, tmp_path / "second.log") as daemon:
-        daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-        daemon.until_rounds(5)
+        until_trimmed(daemon)
         assert not daemon.events("local segment differs from its stored copy; it is not trimmed")
         assert (await keyed.consumed())["read_uncommitted"][0].offset >= end
         assert merge(spark, config_of(path), topics=[keyed.name]).faults == ()

@@ -201,7 +201,7 @@ def test_interrupt_ends_the_command_and_its_jvm(archive):
             _, errors = process.communicate(timeout=JVM_TIMEOUT_SECONDS)
             assert process.returncode != 0
             assert b"Traceback" not in errors, errors.decode()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + JVM_TIMEOUT_SECONDS
             while _group(process.pid) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert _group(process.pid) == []

@@ -61,7 +61,7 @@ def spark_daemon(role, *arguments, log, environ):
             yield process
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(_PATIENCE_SECONDS)
 
 
 def until(found, log):
@@ -145,7 +145,7 @@ def test_command_of_the_docs_has_every_record_once_when_an_executor_dies(master,
         finally:
             if driver.poll() is None:
                 driver.terminate()
-                driver.wait(60)
+                driver.wait(_PATIENCE_SECONDS)
     assert driver.returncode == 0, log.read_text()
     (line,) = [one for one in output.decode().splitlines() if one.startswith("OFFSETS")]
     assert sorted(json.loads(line.removeprefix("OFFSETS"))) == sorted(writer.values())

@@ -182,7 +182,7 @@ async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             await proxy.stalled.wait()
         (java,) = children_of(process.pid)
         os.kill(java, signal.SIGKILL)

@@ -190,7 +190,8 @@ async def test_watch_closes_its_descriptors_and_ignores_what_follows(log_dir):
     watch.close()
     watch.follow([str(log_dir / "orders-0")])
 
-    assert open_descriptors() == before
+    # Garbage of other tests may be collected meanwhile, with descriptors of its own.
+    assert set(open_descriptors()) <= set(before)
 
 
 def open_descriptors():

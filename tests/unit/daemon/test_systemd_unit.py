@@ -109,10 +109,11 @@ def test_pins_work_behind_the_mounts_of_the_unit(tmp_path, is_shipped):
     for one in writable:
         Path(one).mkdir(parents=True, exist_ok=True)
 
+    options = "--timeout 60 --format json"
     done = subprocess.run(
         [
             *("unshare", "--mount", "--map-root-user", "sh", "-ec"),
-            f'{MOUNTS} exec {sys.executable} -m tieringd doctor --config "$config" --timeout 1 --format json',
+            f'{MOUNTS} exec {sys.executable} -m tieringd doctor --config "$config" {options}',
             *("sh", str(tmp_path), str(file), *writable),
         ],
         check=False,

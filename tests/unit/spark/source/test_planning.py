@@ -172,7 +172,7 @@ def test_part_of_a_segment_has_part_of_its_bytes():
     assert (rest.from_offset, rest.next_offset, rest.size_bytes) == (103, 110, 700)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_many_more_tasks_than_offsets_are_divided_not_counted():
     """One offset is worth millions of shares then: a loop over them would not end."""
     tasks = plan_tasks(row(1, offsets=10), task_bytes=MIB, tasks_min=10**13)
