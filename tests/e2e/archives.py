@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.e2e.sample_topics import SeenRecord
@@ -14,7 +16,6 @@ from tieringd.formats.object_keys import data_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from tests.support.daemon import Daemon
     from tieringd.model.manifest import PartitionManifest
@@ -38,7 +39,12 @@ class FileObjects:
 
     def keys(self) -> list[str]:
         """Return every key; what is being written lies in a hidden directory and has none."""
-        paths = (path.relative_to(self._root) for path in self._root.rglob("*") if path.is_file())
+        # A delete removes a directory that it leaves empty. Unlike `rglob`, `walk` passes over it.
+        paths = (
+            Path(directory, name).relative_to(self._root)
+            for directory, _, names in os.walk(self._root)
+            for name in names
+        )
         return sorted(str(path) for path in paths if not path.parts[0].startswith("."))
 
     def read(self, key: str) -> bytes | None:
