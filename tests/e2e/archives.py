@@ -80,8 +80,28 @@ def until_trimmed(daemon: Daemon) -> None:
     trims = -1
     # A segment that is archived after the first trim is trimmed by a second one.
     while trims != len(daemon.events("local log trimmed")):
+        # An archiver's step may take longer than rounds do: one that began after the last trim has to end.
+        daemon.until(lambda: _is_last_trim_seen(daemon), "an archiver has seen the last trim")
         trims = len(daemon.events("local log trimmed"))
         daemon.until_rounds(3)
+
+
+def _is_last_trim_seen(daemon: Daemon) -> bool:
+    """
+    Say whether each trimmed partition's last step has met the log's start of the last trim.
+
+    A step shows its figures when it has trimmed, so they are read before the trims.
+    """
+    names = {(one["topic"], one["partition"]) for one in daemon.events("local log trimmed")}
+    seen = {
+        (topic, number): daemon.metric("tieringd_local_log_start_offset", topic=topic, partition=str(number))
+        for topic, number in names
+    }
+    starts = {
+        (one["topic"], one["partition"]): one["log_start_offset"]
+        for one in daemon.events("local log trimmed")
+    }
+    return all((seen.get(name) or 0) >= start for name, start in starts.items())
 
 
 def archived_manifests(objects: Objects, topic: str, number: int = 0) -> dict[str, PartitionManifest]:
