@@ -44,7 +44,12 @@ class Prometheus:
         A scrape that was answered late leaves none until the next one.
         """
         found: list[dict[str, Any]] = []
-        self.until(lambda: found.extend(self.query(expression)) or found, f"{expression} has rows")
+
+        def has_rows() -> bool:
+            found[:] = self.query(expression)
+            return bool(found)
+
+        self.until(has_rows, f"{expression} has rows")
         return found
 
     def get(self, path: str, **parameters: str) -> Any:
