@@ -99,7 +99,7 @@ class PartitionWriter:
 
 
 class LogDirectoryWriter:
-    """Writes to all of a journal's partitions for a given time."""
+    """Writes to all of a journal's partitions for a given time, and until each has a closed segment."""
 
     def __init__(
         self,
@@ -109,6 +109,7 @@ class LogDirectoryWriter:
         seconds: float,
         pause_seconds: float = _APPEND_PAUSE_SECONDS,
     ) -> None:
+        self._journal = journal
         self._seconds = seconds
         self._pause_seconds = pause_seconds
         self._writers = [
@@ -117,10 +118,16 @@ class LogDirectoryWriter:
         ]
 
     async def write(self) -> None:
-        """Append batches for `seconds`, then close the files."""
+        """
+        Append batches for `seconds`, then close the files.
+
+        A slow machine writes longer: without a closed segment nothing would be archived.
+        """
         end = time.monotonic() + self._seconds
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end or not all(
+                one.segments for one in self._journal.partitions.values()
+            ):
                 for writer in self._writers:
                     writer.append()
                 await asyncio.sleep(self._pause_seconds)
