@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.e2e.sample_topics import SeenRecord
@@ -14,7 +16,6 @@ from tieringd.formats.object_keys import data_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from tests.support.daemon import Daemon
     from tieringd.model.manifest import PartitionManifest
@@ -38,7 +39,12 @@ class FileObjects:
 
     def keys(self) -> list[str]:
         """Return every key; what is being written lies in a hidden directory and has none."""
-        paths = (path.relative_to(self._root) for path in self._root.rglob("*") if path.is_file())
+        # A delete removes a directory that it leaves empty. Unlike `rglob`, `walk` passes over it.
+        paths = (
+            Path(directory, name).relative_to(self._root)
+            for directory, _, names in os.walk(self._root)
+            for name in names
+        )
         return sorted(str(path) for path in paths if not path.parts[0].startswith("."))
 
     def read(self, key: str) -> bytes | None:
@@ -79,8 +85,28 @@ def until_trimmed(daemon: Daemon) -> None:
     trims = -1
     # A segment that is archived after the first trim is trimmed by a second one.
     while trims != len(daemon.events("local log trimmed")):
+        # An archiver's step may take longer than rounds do: one that began after the last trim has to end.
+        daemon.until(lambda: _is_last_trim_seen(daemon), "an archiver has seen the last trim")
         trims = len(daemon.events("local log trimmed"))
         daemon.until_rounds(3)
+
+
+def _is_last_trim_seen(daemon: Daemon) -> bool:
+    """
+    Say whether each trimmed partition's last step has met the log's start of the last trim.
+
+    A step shows its figures when it has trimmed, so they are read before the trims.
+    """
+    names = {(one["topic"], one["partition"]) for one in daemon.events("local log trimmed")}
+    seen = {
+        (topic, number): daemon.metric("tieringd_local_log_start_offset", topic=topic, partition=str(number))
+        for topic, number in names
+    }
+    starts = {
+        (one["topic"], one["partition"]): one["log_start_offset"]
+        for one in daemon.events("local log trimmed")
+    }
+    return all((seen.get(name) or 0) >= start for name, start in starts.items())
 
 
 def archived_manifests(objects: Objects, topic: str, number: int = 0) -> dict[str, PartitionManifest]:

@@ -34,11 +34,11 @@ def test_demo_verifies_and_leaves_an_archive_behind(tmp_path, monkeypatch):
     assert [row["partition"] for row in partitions] == [0, 1]
 
 
-async def test_demo_writes_until_each_partition_has_a_closed_segment(tmp_path):
-    """A machine that is too slow for a segment in the given time shows an archive all the same."""
-    journal = Journal([_ORDERS, TopicPartition("page.views", 0)])
-    await LogDirectoryWriter(tmp_path, journal, seconds=0, pause_seconds=0).write()
-    assert [len(one.segments) for one in journal.partitions.values()] == [1, 1]
+async def test_writer_whose_time_is_over_closes_a_segment_of_each_partition_first(tmp_path):
+    """A machine that stands still leaves the demo something to archive, and the pages something to read."""
+    journal = Journal([_ORDERS, TopicPartition("orders", 1)])
+    await LogDirectoryWriter(tmp_path / "logs", journal, seconds=0, pause_seconds=0).write()
+    assert all(one.segments for one in journal.partitions.values())
 
 
 @pytest.fixture
@@ -82,7 +82,8 @@ async def test_comparison_notices_a_changed_byte(config, journal, tmp_path):
     """A stored segment with one other byte is a difference."""
     (stored, *_) = sorted((tmp_path / "archive").rglob("0-*.log"))
     data = bytearray(stored.read_bytes())
-    data[len(data) // 2] ^= 1
+    # In a record. A batch's CRC does not cover the first bytes of its header, and times move the batches.
+    data[-10] ^= 1
     stored.write_bytes(data)
     with pytest.raises(Exception, match=r"CRC") as raised:
         await compared(config, journal)

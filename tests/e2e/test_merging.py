@@ -15,6 +15,7 @@ from tests.e2e.archives import (
     data_keys,
     read_log,
     segment_keys,
+    until_trimmed,
 )
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, consumed, write_transactions
@@ -96,7 +97,8 @@ async def test_many_small_segments_become_few_under_readers(behind, config, topi
     readers = Readers(behind, config, topic, expected)
 
     with running_daemon(config) as daemon:
-        daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
+        # All trims are over: a run that grows by a later trim would be merged twice.
+        until_trimmed(daemon)
         directory = behind.cluster.log_dir() / f"{topic}-0"
         daemon.until_next_offset(topic, base_of_active(directory))
         before = archived_manifest(objects, topic)

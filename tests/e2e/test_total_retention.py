@@ -19,11 +19,14 @@ from tests.e2e.archives import (
 )
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import run_json, run_well, running_daemon
+from tests.support.topic_config import set_topic_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LOCAL_MS, _TOTAL_MS = 15_000, 35_000
+_LONG_MS = 3_600_000
+_LOCAL_MS, _TOTAL_MS = 5_000, 20_000
+"""How much older records become before they leave the disk, and before they leave the archive."""
 _VALUES = [bytes([number]) * 100_000 for number in range(15)]
 """One closed segment of a MiB, and an active one."""
 _PACE = {"cloud_storage_housekeeping_interval_ms": "500ms", "archive_delete_delay_ms": "500ms"}
@@ -33,16 +36,20 @@ def directory_of(kafka, topic) -> Path:
     return kafka.log_dir() / f"{topic}-0"
 
 
-def seconds_since(time_ms: int) -> float:
-    return time.time() - time_ms / 1000
+def ms_since(time_ms: int) -> int:
+    return int(time.time() * 1000) - time_ms
 
 
 # Long: retention runs by real time on a real broker.
 async def test_msk_example_from_t0_to_t3(kafka, write_kafka_config, objects, topic):
-    """Copied once closed; off the disk after local retention, out of the archive after retention."""
+    """
+    Copied once closed; off the disk after local retention, out of the archive after retention.
+
+    Each retention is set when the state before its end has been seen, however long that took.
+    """
     managed = {"remote.storage.enable": True, "tieringd.managed.retention": True}
     config = write_kafka_config(topics={topic: managed}, **_PACE)
-    retention = {"retention.ms": str(_TOTAL_MS), "local.retention.ms": str(_LOCAL_MS)}
+    retention = {"retention.ms": str(_LONG_MS), "local.retention.ms": str(_LONG_MS)}
     await kafka.create_topic(topic, configs=SEGMENTS | retention)
     directory = directory_of(kafka, topic)
 
@@ -59,27 +66,31 @@ async def test_msk_example_from_t0_to_t3(kafka, write_kafka_config, objects, top
         assert archived == before[: stored.last_offset + 1]
 
         # T2: past local retention it goes from the broker, and stays in the archive.
+        local_ms = ms_since(newest_ms) + _LOCAL_MS
+        set_topic_config(kafka.bootstrap, topic, "local.retention.ms", str(local_ms))
         daemon.until(lambda: not closed_segments(directory), "segment 0 has left the disk")
-        assert seconds_since(stored.max_timestamp_ms) >= _LOCAL_MS / 1000
+        assert ms_since(stored.max_timestamp_ms) >= local_ms
         assert len(archived_manifest(objects, topic).segments) == 1
         assert read_records(config, topic) == archived
 
         # T3: past retention it goes from the archive: out of the manifest, and then out of the bucket.
+        total_ms = ms_since(newest_ms) + _TOTAL_MS
+        set_topic_config(kafka.bootstrap, topic, "retention.ms", str(total_ms))
         daemon.until(lambda: not archived_manifest(objects, topic).segments, "segment 0 has expired")
-        assert seconds_since(stored.max_timestamp_ms) >= _TOTAL_MS / 1000
+        assert ms_since(stored.max_timestamp_ms) >= total_ms
         daemon.until(lambda: not data_keys(objects), "its objects are deleted")
         daemon.until(lambda: not archived_manifest(objects, topic).retired, "and the manifest says so")
         assert daemon.metric("tieringd_archive_expired_segments_total", topic=topic) == 1
         assert daemon.metric("tieringd_archive_deleted_segments_total", topic=topic) == 1
 
         # The active segment is never touched: it never closed, however old its records are.
-        while seconds_since(newest_ms) < 1.2 * _TOTAL_MS / 1000:
+        while ms_since(newest_ms) < 1.2 * total_ms:
             daemon.until_rounds(1)
         assert [path.name for path in directory.glob("*.log")] == [f"{stored.next_offset:020d}.log"]
         assert await consumed(kafka, topic, "read_uncommitted") == before[stored.next_offset :]
         assert archived_manifest(objects, topic).start_offset == stored.next_offset
         explained = run_json("explain", topic, "0", "--config", str(config))
-        assert explained["total_retention_ms"] == _TOTAL_MS
+        assert explained["total_retention_ms"] == total_ms
         assert explained["expired_offset"] == stored.next_offset
     assert_whole(config)
 
@@ -88,7 +99,7 @@ async def test_msk_example_from_t0_to_t3(kafka, write_kafka_config, objects, top
     async with kafka.admin() as admin:
         (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     settings = {name: value for *_, entries in answer.resources for name, value, *_ in entries}
-    assert settings["retention.ms"] == str(_TOTAL_MS)
+    assert settings["retention.ms"] == str(total_ms)
 
 
 async def test_partition_is_kept_within_its_bytes_over_both_tiers(kafka, write_kafka_config, objects, topic):

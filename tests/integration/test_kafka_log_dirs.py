@@ -65,7 +65,7 @@ async def test_every_broker_tells_the_size_of_its_files(cluster):
 
 async def test_broker_that_does_not_answer_is_an_error_beside_the_others(cluster):
     """A broker that is away hides none of the others."""
-    connections = KafkaConnections(KafkaSettings((cluster.brokers[0].bootstrap,)))
+    connections = KafkaConnections(KafkaSettings((cluster.brokers[0].bootstrap,), request_timeout_seconds=60))
     addresses = {7: ("127.0.0.1", free_ports(1)[0]), 1: ("127.0.0.1", cluster.brokers[0].port)}
     found = await log_dir_sizes(connections, addresses)
     await connections.close()

@@ -300,10 +300,10 @@ def test_container_waits_for_the_broker_s_log_directory_and_archives_it(pod, tmp
     pod.until(lambda: "tieringd ended with 137" in pod.output_text(), "the end is said")
     pod.until(lambda: pod.server.is_running and is_healthy(pod), "tieringd runs again")
 
-    pod.until(lambda: pod.output_text().count("supervise: tieringd answers") == 2, "its answer is seen")
+    pod.until(lambda: pod.output_text().count("supervise: tieringd answers") >= 2, "its answer is seen")
     os.kill(pod.pid(), signal.SIGSTOP)
     pod.until(lambda: "tieringd is killed and started again" in pod.output_text(), "the hang is seen")
-    pod.until(lambda: pod.output_text().count("tieringd ended with 137") == 2, "the end is said")
+    pod.until(lambda: pod.output_text().count("tieringd ended with 137") >= 2, "the end is said")
     pod.until(lambda: pod.server.is_running and is_healthy(pod), "tieringd runs again")
 
     pod.send_signal(signal.SIGTERM)

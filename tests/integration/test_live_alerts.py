@@ -181,7 +181,7 @@ def test_log_directory_that_goes_and_reload_that_fails_are_seen(config, logs, wa
         until_holding(prometheus)
         shutil.move(logs, logs.with_name("away"))
         until_holding(prometheus, "TieringdNotReady", "TieringdUnreadablePaths")
-        (reason,) = prometheus.query("tieringd_ready == 0")
+        (reason,) = prometheus.until_rows("tieringd_ready == 0")
         assert reason["metric"]["reason"] == "log_directory"
         until_asked(daemon, "nothing in this log directory is uploaded or trimmed")
         shutil.move(logs.with_name("away"), logs)
@@ -213,6 +213,11 @@ class Endpoint(Daemon):
     """One `tieringd gateway --archive-only`."""
 
     arguments = ("gateway", "--archive-only")
+
+    def wait_until_listening(self):
+        """Wait until it listens to clients too, of which it tells after the admin page."""
+        super().wait_until_listening()
+        self.until(lambda: self.events("archive endpoint listens"), "it listens to clients")
 
 
 @contextmanager
@@ -280,11 +285,11 @@ def test_damaged_archive_old_segments_and_few_descriptors_are_seen(tmp_path, log
         archive.rename(tmp_path / "away")
         add_segments(logs / "orders-0", segments=3, written_seconds=time.time() - 3600)
         until_also_holding(prometheus, "TieringdNotUploading", "TieringdScrubOverdue", "TieringdNotReady")
-        (limit,) = prometheus.query("process_open_fds")
+        (limit,) = prometheus.until_rows("process_open_fds")
         pid = daemon.server.pid
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (int(limit["value"][1]) + 5, 4096))
         until_also_holding(prometheus, "TieringdDescriptorsLow")
-        assert prometheus.query("tieringd_daemon_housekeeping_failures_total > 0")
+        prometheus.until_rows("tieringd_daemon_housekeeping_failures_total > 0")
         until_soon_holding(prometheus, "TieringdHousekeepingStalled", task="scrub")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
         (tmp_path / "away").rename(archive)
@@ -461,15 +466,12 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
             daemon.until_next_offset(name, 0)
         until_holding(prometheus)
         archive.rename(tmp_path / "away")
-        pins, real = tmp_path / "pins", tmp_path / "real-pins"
-        pins.rename(real)
-        # Behind a mount of its own the directory is there, and no link leads to it.
-        with second_mount_at(pins, real):
+        pins = tmp_path / "pins"
+        # Behind a mount of its own the directory is there, and no link leads to it. It is never away: the
+        # daemon would make it anew at any moment.
+        with second_mount_at(pins, pins):
             await kafka.produce(slow, VALUES, max_batch_size=200_000)
             until_also_holding(prometheus, "TieringdPinsFail")
-        # A write of the daemon may have left a file in the directory below the mount.
-        pins.rename(tmp_path / "mounted-over")
-        real.rename(pins)
         for name in (slow, fast):
             await kafka.produce(name, VALUES, max_batch_size=200_000)
         segments = len(list((kafka.log_dir() / f"{fast}-0").glob("*.log")))

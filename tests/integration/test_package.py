@@ -191,11 +191,7 @@ def test_installed_wheel_does_the_main_job_as_the_image_runs_it(installed, tmp_p
     daemon = Server(["tieringd"], output=output, start=start)
     daemon.launch()
     try:
-        for _ in range(600):
-            if "segment durable" in output.read_text():
-                break
-            assert daemon.is_running, output.read_text()
-            subprocess.run(["sleep", "0.1"], check=True)
+        daemon.wait_until(lambda: "segment durable" in output.read_text())
         assert '"host": "0.0.0.0"' in output.read_text()
         healthy = subprocess.run(
             [str(installed[0] / "bin" / checks[0]), *checks[1:]],

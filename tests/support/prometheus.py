@@ -37,6 +37,21 @@ class Prometheus:
         found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return found
 
+    def until_rows(self, expression: str) -> list[dict[str, Any]]:
+        """
+        Return the result of an instant query as soon as it has rows.
+
+        A scrape that was answered late leaves none until the next one.
+        """
+        found: list[dict[str, Any]] = []
+
+        def has_rows() -> bool:
+            found[:] = self.query(expression)
+            return bool(found)
+
+        self.until(has_rows, f"{expression} has rows")
+        return found
+
     def get(self, path: str, **parameters: str) -> Any:
         """Return the data of an answer. If Prometheus refuses the query, fail with its message."""
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"

@@ -42,9 +42,13 @@ def ext4_disk_at(path: Path, size_bytes: int, *, reserved_percent: int) -> Itera
 
 @contextmanager
 def second_mount_at(path: Path, directory: Path) -> Iterator[Path]:
-    """Make *path*, and mount *directory* there as well: one file system, but no rename between the two."""
+    """
+    Mount *directory* at *path* as well: one file system, but no rename between the two.
+
+    *path* may be *directory* itself.
+    """
     assert os.geteuid() == 0, "this test mounts a filesystem: run it as the superuser"
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     subprocess.run(["mount", "--bind", directory, path], check=True)
     try:
         yield path

@@ -17,4 +17,4 @@ def set_topic_config(bootstrap: str, topic: str, name: str, value: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+        future.result(120)

@@ -30,7 +30,7 @@ watch() {
     trap - TERM INT
     # A start may take long: tieringd is expected to answer only after it has answered once.
     silent=
-    before=$(cksum <"$config")
+    before=$2
     while sleep "$interval"; do
         now=$(cksum <"$config")
         if [ "$now" != "$before" ]; then
@@ -55,9 +55,11 @@ watch() {
 while [ -z "$stopping" ] && [ ! -e "${SUPERVISE_WAIT_FOR:-/}" ]; do pause 1; done
 
 while [ -z "$stopping" ]; do
+    # Of the file before tieringd reads it: whatever changes after that is seen.
+    before=$(cksum <"$config")
     tieringd run --config "$config" &
     child=$!
-    watch "$child" &
+    watch "$child" "$before" &
     watcher=$!
     wait "$child"
     code=$?

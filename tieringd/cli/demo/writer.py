@@ -72,11 +72,6 @@ class PartitionWriter:
             )
             self._next_offset += 1
 
-    @property
-    def has_closed_segment(self) -> bool:
-        """Whether a segment is closed, so that there is something to archive."""
-        return self._base_offset > 0
-
     def close(self) -> None:
         """Close the active segment's file."""
         self._file.close()
@@ -114,6 +109,7 @@ class LogDirectoryWriter:
         seconds: float,
         pause_seconds: float = _APPEND_PAUSE_SECONDS,
     ) -> None:
+        self._journal = journal
         self._seconds = seconds
         self._pause_seconds = pause_seconds
         self._writers = [
@@ -122,11 +118,16 @@ class LogDirectoryWriter:
         ]
 
     async def write(self) -> None:
-        """Append batches for `seconds`, then close the files."""
+        """
+        Append batches for `seconds`, then close the files.
+
+        A slow machine writes longer: without a closed segment nothing would be archived.
+        """
         end = time.monotonic() + self._seconds
         try:
-            # A slow machine may close no segment in that time, and a demo without an archive shows nothing.
-            while time.monotonic() < end or not all(one.has_closed_segment for one in self._writers):
+            while time.monotonic() < end or not all(
+                one.segments for one in self._journal.partitions.values()
+            ):
                 for writer in self._writers:
                     writer.append()
                 await asyncio.sleep(self._pause_seconds)
