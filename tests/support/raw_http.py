@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+NOBODY = "http://127.0.0.1:1"
+"""Where no server listens. A port that a server has given back may be another test's at once."""
+
 
 @dataclass
 class Exchange:
