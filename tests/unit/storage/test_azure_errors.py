@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from crc32c import crc32c
 
-from tests.support.raw_http import NOBODY, Exchange, serving
+from tests.support.raw_http import NOBODY, PATIENT, Exchange, serving
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,
@@ -27,7 +27,7 @@ KEY = "c2VjcmV0"
 
 def settings(url: str, **changes) -> AzureSettings:
     values = {"storage_account": "account", "container": "archive", "endpoint": f"{url}/account"}
-    return AzureSettings(**values | {"shared_key": KEY, "read_timeout_seconds": 20} | changes)
+    return AzureSettings(**PATIENT | values | {"shared_key": KEY} | changes)
 
 
 @asynccontextmanager

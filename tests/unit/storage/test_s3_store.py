@@ -17,7 +17,7 @@ from botocore.utils import parse_timestamp
 from crc32c import crc32c
 
 from tests.support.executors import RecordingExecutor
-from tests.support.raw_http import NOBODY, Exchange, serving
+from tests.support.raw_http import NOBODY, PATIENT, Exchange, serving
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,
@@ -41,7 +41,7 @@ MODIFIED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT
 
 def settings(url: str, **changes) -> S3Settings:
     values = {"bucket": "archive", "endpoint_url": url, "access_key": "me", "secret_key": "secret"}
-    return S3Settings(**values | {"url_style": "path", "read_timeout_seconds": 20} | changes)
+    return S3Settings(**PATIENT | values | {"url_style": "path"} | changes)
 
 
 @asynccontextmanager

@@ -53,7 +53,7 @@ def content(size: int) -> bytes:
 
 
 @asynccontextmanager
-async def session_over(tls: ssl.SSLContext, *, connect_seconds: float | None = 10):
+async def session_over(tls: ssl.SSLContext, *, connect_seconds: float | None = 60):
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds)
     async with aiohttp.ClientSession(connector=TlsConnector(ssl=tls), timeout=timeout) as session:
         send_once(session)
