@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SEGMENT = random.Random(1).randbytes(12 * MIB)  # More than the sockets on the way hold.
 MANIFEST = random.Random(2).randbytes(100_000)
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 90.0
 
 REFUSALS = ("429", "429-retry-after", "500", "503", "503-retry-after")
 LOST_ANSWERS = [
@@ -142,10 +142,10 @@ class Scene:
         self.outcomes.append("StorageUnavailable" if outcome == "throttled" else outcome)
 
     async def store(
-        self, fault: Fault | None = None, *, url: str | None = None, seconds: float = 60, **changes
+        self, fault: Fault | None = None, *, url: str | None = None, seconds: float = 300, **changes
     ) -> ResilientStore:
         """Open a store that asks the proxy, or *url*, for at most so many seconds, and will meet *fault*."""
-        changes = {"read_timeout_seconds": patience(fault)} | changes
+        changes = {"connect_timeout_seconds": 120, "read_timeout_seconds": patience(fault)} | changes
         backend = await self._open_backend(url or self.proxy.url, **changes)
         limits = StoreLimits(
             initial_backoff_seconds=0.001,
@@ -373,7 +373,7 @@ class RetryTable:
 
     async def test_stalled_upload_is_cut_by_its_deadline(self, here, slice_of):
         """An upload that no longer moves ends with its deadline; until then it is the oldest in flight."""
-        store = await here.store(seconds=30.0, read_timeout_seconds=60)
+        store = await here.store(seconds=30.0, read_timeout_seconds=600)
         here.proxy.spoil(StallRequest(MIB))
         upload = asyncio.create_task(store.put("segment", slice_of(SEGMENT), crc32c=crc32c(SEGMENT)))
         await here.proxy.stalled.wait()

@@ -20,6 +20,7 @@ from tests.contract.object_store_contract import (
     put,
 )
 from tests.support.azurite import AzureBucket
+from tests.support.raw_http import PATIENT
 from tieringd.errors import ChecksumRejected, PreconditionFailed, StorageDenied, StorageError
 from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.azure.store import AzureStore
@@ -36,7 +37,7 @@ def settings(server, **changes) -> AzureSettings:
         "endpoint": server.endpoint,
         "shared_key": server.key,
     }
-    return AzureSettings(**values | changes)
+    return AzureSettings(**PATIENT | values | changes)
 
 
 class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, NestedKeysContract):

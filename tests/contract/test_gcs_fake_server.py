@@ -19,6 +19,7 @@ from tests.contract.object_store_contract import (
 )
 from tests.support.fake_gcs import GcsBucket
 from tests.support.fault_proxy import Answer, fault_proxy
+from tests.support.raw_http import PATIENT
 from tieringd.errors import ObjectNotFound, PreconditionFailed
 from tieringd.storage.base import IfAbsent
 from tieringd.storage.gcs.store import GcsStore
@@ -29,7 +30,7 @@ AWKWARD_KEYS = ("a b", "a%2Fb", "a+b", "a&b=c", "a?b#c", 'a"b', "a;b,c", "a\\b",
 
 def settings(server, **changes) -> GcsSettings:
     values = {"bucket": "contract", "endpoint": server.endpoint, "credentials_source": "anonymous"}
-    return GcsSettings(**values | changes)
+    return GcsSettings(**PATIENT | values | changes)
 
 
 class TestGcsStoreWithFakeServer(

@@ -14,6 +14,7 @@ from tests.contract.object_store_contract import (
     NestedKeysContract,
     ObjectStoreContract,
 )
+from tests.support.raw_http import PATIENT
 from tests.support.s3_bucket import S3Bucket
 from tieringd.storage.s3.store import S3Store
 from tieringd.storage.store_settings import S3Settings
@@ -35,6 +36,7 @@ class TestS3StoreWithMoto(ObjectStoreContract, JoinContract, MissingBucketContra
             access_key="test",
             secret_key="testtest",
             url_style="path",
+            **PATIENT,
         )
 
     @pytest.fixture

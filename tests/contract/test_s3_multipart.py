@@ -11,6 +11,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.support.fault_proxy import Answer, StallRequest, fault_proxy
+from tests.support.raw_http import PATIENT
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY, s3_client
 from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed, StorageUnavailable
@@ -77,6 +78,7 @@ async def store_at(prefix):
             url_style="path",
             multipart_threshold_bytes=6 * MIB,
             multipart_part_bytes=5 * MIB,
+            **PATIENT,
         )
         stores.append(await S3Store.open(settings))
         return stores[-1]

@@ -19,6 +19,7 @@ from tests.contract.object_store_contract import (
     content,
     put,
 )
+from tests.support.raw_http import PATIENT
 from tests.support.s3_bucket import S3Bucket
 from tieringd.errors import StorageDenied
 from tieringd.storage.s3.store import S3Store
@@ -33,7 +34,7 @@ def settings(server, **changes) -> S3Settings:
         "secret_key": server.secret_key,
         "url_style": "path",
     }
-    return S3Settings(**values | changes)
+    return S3Settings(**PATIENT | values | changes)
 
 
 class TestS3StoreWithSeaweedFS(

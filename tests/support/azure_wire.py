@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import asynccontextmanager
 
-from tests.support.raw_http import serving
+from tests.support.raw_http import PATIENT, serving
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.store_settings import AzureSettings
 
@@ -16,7 +16,7 @@ STORED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 def azure_settings(url: str, **changes) -> AzureSettings:
     """Return settings for an account at *url*."""
     values = {"storage_account": "account", "container": "archive", "endpoint": f"{url}/account"}
-    return AzureSettings(**values | {"shared_key": "c2VjcmV0", "read_timeout_seconds": 20} | changes)
+    return AzureSettings(**PATIENT | values | {"shared_key": "c2VjcmV0"} | changes)
 
 
 @asynccontextmanager

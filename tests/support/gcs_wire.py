@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from crc32c import crc32c
 
-from tests.support.raw_http import Exchange, serving
+from tests.support.raw_http import PATIENT, Exchange, serving
 from tieringd.storage.gcs.gcs_responses import encoded_crc32c
 from tieringd.storage.gcs.store import GcsStore
 from tieringd.storage.store_settings import GcsSettings
@@ -19,7 +19,7 @@ MEDIA = {"x_goog_generation": "7", "Last_Modified": "Fri, 02 Jan 2026 03:04:05 G
 def gcs_settings(url: str, **changes) -> GcsSettings:
     """Return settings for an emulator at *url*."""
     values = {"bucket": "archive", "endpoint": url, "credentials_source": "anonymous"}
-    return GcsSettings(**values | {"read_timeout_seconds": 20} | changes)
+    return GcsSettings(**PATIENT | values | changes)
 
 
 @asynccontextmanager

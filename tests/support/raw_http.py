@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+PATIENT = {"connect_timeout_seconds": 60, "read_timeout_seconds": 180}
+"""Settings of a store on a machine with much else to do: its server may be silent for a while."""
+NOBODY = "http://127.0.0.1:1"
+"""Where no server listens. A port that a server has given back may be another test's at once."""
+
 
 @dataclass
 class Exchange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from tests.fakes.gateway_peers import fetch, fetched, running
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.scripted_broker import scripted_broker
+from tests.support.executors import RecordingExecutor
 from tests.support.kafka_messages import request_frame
 from tests.support.raw_kafka import connected
 from tests.support.traced_files import PACKAGE, TracedFiles
@@ -29,6 +31,7 @@ UPLOAD, FETCH, TRIM = (
     "A local trim",
 )
 MOST_FILES = {UPLOAD: 24, FETCH: 22, TRIM: 11}
+TURNS_AT_REST = 50
 WITHOUT_STEPS = ("errors.py", "clock.py", "pauses.py", "compiled/", "metrics/", "config/", "cli/logging.py")
 REPLACED = {"storage/s3/store.py", "broker/kafka.py"}
 """A store in memory and a broker in this process stand for these here."""
@@ -70,6 +73,17 @@ def imported_by(file: str) -> set[str]:
     return {one.removeprefix("tieringd.").replace(".", "/") + ".py" for one in modules}
 
 
+async def until_at_rest(traced: TracedFiles, threads: RecordingExecutor) -> None:
+    """Return when nothing of tieringd has run in many turns of the loop, and no thread is at work."""
+    turns = 0
+    traced.start()
+    while turns < TURNS_AT_REST:
+        traced.files.clear()
+        await asyncio.sleep(0)
+        turns = 0 if traced.files or not threads.is_idle() else turns + 1
+    traced.stop()
+
+
 @pytest.fixture
 def store():
     """Return an empty bucket, which is asked as the daemon asks it."""
@@ -109,8 +123,13 @@ async def test_archived_fetch_runs_what_its_walk_lists(tmp_path, store):
     log = LogWriter(tmp_path, "orders", 0)
     log.closed_segment()
     daemon = Daemon(tmp_path, store, [log])
+    daemon.reconciler.interval_seconds = 3600  # A later round is no part of the walk.
+    threads = RecordingExecutor()
+    asyncio.get_running_loop().set_default_executor(threads)
     with TracedFiles() as traced:
         async with serving(tmp_path, store, daemon) as behind, scripted_broker() as broker:
+            # The first rounds may take longer than a daemon is given to begin.
+            await until_at_rest(traced, threads)
             traced.start()
             async with running(broker, behind.answers) as server, connected(server.port) as client:
                 answer = b""

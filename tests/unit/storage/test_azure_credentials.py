@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.support.azure_metadata_server import TokenService
-from tests.support.raw_http import Exchange, serving
+from tests.support.raw_http import NOBODY, Exchange, serving
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.store_settings import AzureSettings
@@ -223,10 +223,8 @@ async def test_unknown_identity_names_the_setting(cloud):
 
 async def test_metadata_service_that_is_not_there_is_unavailable(cloud, monkeypatch):
     """A call is worth another try if no metadata service answers: the machine may have just started."""
-    async with serving(TokenService()) as url:
-        pass
     async with cloud(TokenService()) as here:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", url)
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", NOBODY)
         with pytest.raises(StorageUnavailable, match=METADATA):
             await put(await here.store())
 

@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.support.gcs_metadata_server import running_metadata_server
+from tests.support.gcs_metadata_server import GcsMetadataServer, running_metadata_server
 from tests.support.gcs_token_endpoint import ACCOUNT, GcsTokenEndpoint
-from tests.support.raw_http import Exchange, serving
+from tests.support.raw_http import NOBODY, Exchange, serving
 from tieringd.errors import ConfigError, ObjectNotFound, StorageDenied, StorageUnavailable, TieringError
 from tieringd.storage.gcs.store import GcsStore
 from tieringd.storage.store_settings import GcsSettings
@@ -295,8 +295,8 @@ async def test_metadata_server_without_a_token_is_told_by_class(status, error, m
 
 async def test_metadata_server_that_is_away_is_unavailable():
     """No answer at the metadata server's address is a fault that may pass."""
-    async with running_metadata_server() as metadata:
-        pass
+    metadata = GcsMetadataServer()
+    metadata.host = NOBODY.removeprefix("http://")
     async with instance_store(Bucket(), metadata) as (store, _):
         for _ in range(2):
             with pytest.raises(StorageUnavailable, match=metadata.host):

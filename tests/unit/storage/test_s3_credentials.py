@@ -20,7 +20,7 @@ from tests.support.aws_metadata_server import (
     SESSION,
     CredentialService,
 )
-from tests.support.raw_http import Exchange, serving
+from tests.support.raw_http import NOBODY, Exchange, serving
 from tieringd.errors import ConfigError, ObjectNotFound, StorageDenied, StorageUnavailable
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.store import S3Store
@@ -283,10 +283,8 @@ async def test_absent_service_is_not_replaced_by_another_source(role, source, mo
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAELSE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     bucket = Bucket()
-    async with serving(CredentialService()) as gone:
-        pass
     async with serving(bucket) as url:
-        name = role(source, gone)
+        name = role(source, NOBODY)
         store = await S3Store.open(S3Settings(bucket="archive", endpoint_url=url, credentials_source=name))
         with pytest.raises(StorageUnavailable) as caught:
             await store.get("key")

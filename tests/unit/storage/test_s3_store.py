@@ -17,7 +17,7 @@ from botocore.utils import parse_timestamp
 from crc32c import crc32c
 
 from tests.support.executors import RecordingExecutor
-from tests.support.raw_http import Exchange, serving
+from tests.support.raw_http import NOBODY, PATIENT, Exchange, serving
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,
@@ -41,7 +41,7 @@ MODIFIED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT
 
 def settings(url: str, **changes) -> S3Settings:
     values = {"bucket": "archive", "endpoint_url": url, "access_key": "me", "secret_key": "secret"}
-    return S3Settings(**values | {"url_style": "path", "read_timeout_seconds": 20} | changes)
+    return S3Settings(**PATIENT | values | {"url_style": "path"} | changes)
 
 
 @asynccontextmanager
@@ -235,9 +235,7 @@ async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
 
 async def test_refused_connection_is_known_to_be_without_effect():
     """A put that reached no server has no unknown outcome."""
-    async with serving(refusing("200 OK")) as url:
-        pass
-    store = await S3Store.open(settings(url))
+    store = await S3Store.open(settings(NOBODY))
     with pytest.raises(StorageUnavailable) as caught:
         await store.put("key", b"content", crc32c=0)
     assert not caught.value.outcome_unknown
