@@ -4,7 +4,8 @@ What do ten thousand idle partitions cost, or another number? How soon is a clos
 The real `tieringd run` beside log directories without a broker, with a directory as its bucket and
 its defaults, so a round every ten seconds. Each partition has one small active segment, its indexes, its
 topic id and its leader epochs. CPU and memory are read from /proc while nothing else is asked of the
-process. Then segments are closed, one at a time, and the log says when each is durable.
+process. Then segments are closed, one at a time, and the log says when each is durable. One is closed before
+the daemon starts.
 
     python -m benchmarks.partitions [--quick] [--partitions N] [--json FILE]
 """
@@ -105,14 +106,19 @@ def measure_daemon(root: Path, *, count: int, idle_seconds: float, rolls: int) -
     # The default, where the tests hurry.
     settings["cloud_storage_reconciliation_interval_ms"] = _INTERVAL_SECONDS * 1000
     config = write_config(root / "daemon.yaml", settings)
+    # As if it had been closed while no daemon ran.
+    _close_segment(log_dir, *divmod(count - 1, _PARTITIONS_PER_TOPIC))
     started = time.monotonic()
     with running_daemon(config, start=NewDaemon) as daemon:
         events = DaemonEvents(daemon)
+        until(lambda: events.named("segment durable"), daemon, "the segment that waits is durable")
+        first_durable_seconds = time.monotonic() - started
         until(lambda: len(events.named("archiving")) == count, daemon, "every partition is claimed")
         start_seconds = time.monotonic() - started
         time.sleep(_SETTLING_SECONDS)
         figures = measure_idle(daemon, seconds=idle_seconds)
         figures["start_seconds"] = start_seconds
+        figures["first_durable_seconds"] = first_durable_seconds
         page, figures["metrics_page_seconds"] = _metrics_page(daemon)
         figures["metrics_series"] = sum(not line.startswith("#") for line in page.splitlines())
         figures["metrics_loop_ms"] = loop_stall_ms(daemon, "/metrics")
@@ -196,9 +202,13 @@ def seconds_until_durable(daemon: Daemon, events: DaemonEvents, log_dir: Path, *
 
     assert not is_durable(), f"{name}-{partition} has been closed before"
     before = time.monotonic()
-    (log_dir / f"{name}-{partition}" / f"{1:020d}.log").touch()
+    _close_segment(log_dir, topic, partition)
     until(is_durable, daemon, "the closed segment is durable")
     return time.monotonic() - before
+
+
+def _close_segment(log_dir: Path, topic: int, partition: int) -> None:
+    (log_dir / f"topic{topic:03d}-{partition}" / f"{1:020d}.log").touch()
 
 
 def measure_scan(log_dir: Path, *, count: int) -> dict[str, float]:

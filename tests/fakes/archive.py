@@ -15,6 +15,7 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.first_claims import FirstClaims
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
@@ -190,6 +191,7 @@ def archiver_of(
         metrics=metrics or Metrics(),
         clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
         limits=limits or UploadLimits(),
+        first_claims=FirstClaims(),
     )
 
 
@@ -211,6 +213,7 @@ def reconciler_of(
     """
     metrics = metrics or Metrics()
     followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
+    first_claims = FirstClaims()
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -220,6 +223,7 @@ def reconciler_of(
             metrics=metrics,
             clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
             limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
+            first_claims=first_claims,
             known=followed_manifests.take(leadership.partition),
         )
 
@@ -261,6 +265,7 @@ def _archiver(
     metrics: Metrics,
     clock: ArchiveClock,
     limits: UploadLimits,
+    first_claims: FirstClaims,
     known: StoredManifest | None = None,
 ) -> Archiver:
     return Archiver(
@@ -275,6 +280,7 @@ def _archiver(
         share_groups=ShareGroups(
             broker, metrics=metrics, steady_ms=clock.steady_ms, hold_ms=SHARE_GROUP_HOLD_MS
         ),
+        first_claims=first_claims,
         known=known,
     )
 

@@ -21,6 +21,7 @@ import structlog
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
+from tieringd.archiving.first_claims import FirstClaims, closed_at_ns
 from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
 from tieringd.archiving.missing_offsets import GapRecorder, HoleWatch
@@ -117,6 +118,7 @@ class Archiver(LeadershipLogger):
         "_changes",
         "_claim",
         "_clock",
+        "_first_claims",
         "_gaps",
         "_gauges",
         "_has_reported",
@@ -155,9 +157,15 @@ class Archiver(LeadershipLogger):
         clock: ArchiveClock,
         layout: Layout,
         share_groups: ShareGroups,
+        first_claims: FirstClaims,
         known: StoredManifest | None = None,
     ) -> None:
-        """Build the parts; *known* is the last manifest that this daemon read as a follower, if any."""
+        """
+        Build the parts.
+
+        *first_claims* is shared by the archivers of a daemon. *known* is the last manifest that this daemon
+        read as a follower, if any.
+        """
         self._leadership = leadership
         self._layout = layout
         self._partition = leadership.partition
@@ -165,6 +173,7 @@ class Archiver(LeadershipLogger):
         self._limits = limits
         self._clock = clock
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
+        self._first_claims = first_claims
         self._changes = ChangeQueue(self._claim)
         self._lineage = LineageKeeper(
             leadership,
@@ -325,9 +334,11 @@ class Archiver(LeadershipLogger):
         ).pending_bytes
         self._expect_deletion(seen)
         await self._claim.check_for_edits(seen.topic.retention_pace, now_ms=self._clock())
-        stored = await self._claim.current(
-            lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
-        )
+        if self._claim.held_manifest is None:
+            async with self._first_claims.turn(closed_at_ns(seen.uploadable)):
+                stored = await self._current(seen)
+        else:
+            stored = await self._current(seen)
         stored = await self._begin_lower(stored, seen)
         self._report_coverage(stored.existing, seen)
         stored, waits_because = await self._lineage.keep(stored, seen, new_holes=self._holes.new)
@@ -384,6 +395,11 @@ class Archiver(LeadershipLogger):
             waits_because=left.waits_because,
             fault=self.quarantine_fault,
             needs_another_scan=bool(plan.slices) and not plan_holds,
+        )
+
+    async def _current(self, seen: Observation) -> StoredManifest:
+        return await self._claim.current(
+            lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
 
     def _expect_deletion(self, seen: Observation) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import structlog
 
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.first_claims import FirstClaims
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.operator_desk import LeftDecisions
@@ -81,6 +82,7 @@ class ArchiverFactory:
         self._archive = archive
         self._broker = broker
         self._followed_manifests = followed_manifests
+        self._first_claims = FirstClaims()
 
     def __call__(self, leadership: Leadership) -> Archiver:
         """Return an archiver that starts with the last manifest that this daemon read as a follower."""
@@ -94,6 +96,7 @@ class ArchiverFactory:
             clock=self._archive.clock,
             layout=self._archive.layout,
             share_groups=self.share_groups,
+            first_claims=self._first_claims,
             known=self._followed_manifests.take(leadership.partition),
         )
 

@@ -11,6 +11,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.first_claims import FirstClaims
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.share_groups import ShareGroups
 from tieringd.broker.layout import RedpandaLayout
@@ -78,6 +79,7 @@ def archiver_of(archive, layout, broker, partition):
         clock=archive_clock(lambda: NOW_MS),
         layout=layout,
         share_groups=ShareGroups(broker, metrics=Metrics(), steady_ms=lambda: NOW_MS, hold_ms=1),
+        first_claims=FirstClaims(),
     )
 
 
