@@ -204,6 +204,9 @@ class CacheMetrics:
         self.hydrated_bytes = counter("hydrated_bytes", "Bytes downloaded for readers", "kind")
         self.streamed_bytes = counter("streamed_bytes", "Bytes of chunks served without being cached")
         self.prefetches = counter("prefetched_chunks", "Chunks hydrated before a reader asked for them")
+        self.second_requests = counter(
+            "second_requests", "Ranges asked for a second time because they were late", "outcome"
+        )
         self.evictions = counter("evictions", "Files evicted from the cache", "kind")
         self.evicted_bytes = counter("evicted_bytes", "Bytes of files evicted from the cache")
         self.put_failures = counter("put_failures", "Files that the cache could not store", "reason")

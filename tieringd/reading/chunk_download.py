@@ -33,8 +33,8 @@ from tieringd.metrics import CacheMetrics
 from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.arriving_chunk import ArrivingBytes, ArrivingChunk
 from tieringd.reading.cache_keeper import CacheKeeper
+from tieringd.reading.late_ranges import LateRanges
 from tieringd.storage.base import ObjectStore
-from tieringd.storage.ranges import read_range
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
@@ -145,6 +145,7 @@ class ChunkDownloader:
         self._limits = limits
         self._metrics = metrics
         self._budget = DownloadBudget(limits.downloads_max, limits.bytes_max)
+        self._ranges = LateRanges(store, metrics)
 
     async def download(
         self,
@@ -252,7 +253,7 @@ class ChunkDownloader:
         self, key: str, chunk: Chunk, position: int, size_bytes: int, data: ArrivingBytes
     ) -> None:
         """Write a piece to the file as it arrives."""
-        get = partial(read_range, self._store, begin=data.begin)
+        get = partial(self._ranges.read_range, begin=data.begin)
         await self._got(key, chunk, position, size_bytes, get)
         try:
             data.end()
