@@ -213,6 +213,8 @@ async def test_every_answer_is_the_brokers(matrix, principal):
         if direct == through:
             continue
         found = _differences(question, read(question, direct), read(question, through))
+        if found.wrong and question.api is Api.FETCH:
+            found = await _asked_anew(matrix, principal, question)
         wrong += (f"{principal}: {question.title}: {each}" for each in found.wrong)
         archived[question.api, question.version] += found.archived
     assert not wrong, "\n".join(wrong[:30])
@@ -245,6 +247,26 @@ async def test_reader_whose_rule_is_removed_reads_no_further(matrix):
         await asyncio.sleep(PERMIT_SECONDS)
         for offset in (next_offset, 0, next_offset + 1, _LAST):
             assert await _fetched(through, offset) == (ErrorCode.topic_authorization_failed, offset)
+
+
+async def _asked_anew(matrix, principal, question):
+    """
+    Ask for records again, each time on new connections, and return the differences of the last time.
+
+    Where the archive is late, an answer has only the broker's records. The answer to the same question on the
+    same connection then has only the archive's, which were read for it ahead.
+    """
+    for _ in range(20):
+        async with AsyncExitStack() as stack:
+            answers = []
+            for port in matrix.ports:
+                client = await stack.enter_async_context(connected(port))
+                await log_in(client, principal)
+                answers += await answers_to(client, frames_of([question]))
+        found = _differences(question, *(read(question, each) for each in answers))
+        if not found.wrong:
+            break
+    return found
 
 
 async def _fetched(client, offset):

@@ -39,17 +39,18 @@ class _Holding:
     def __init__(self, pause, resume):
         self._pause = pause
         self._resume = resume
-        self._is_paused = False
 
     def apply(self, read, assigned):
-        """Pause or resume what is *assigned*, by the number of records *read*."""
+        """
+        Pause or resume what is *assigned*, by the number of records *read*.
+
+        A partition that comes is not paused, or still paused from when the member had it before: librdkafka
+        keeps that. So this is done again and again. What is as it should be stays as it is.
+        """
         if _is_held and read >= _READ_AT_FIRST:
-            # Again and again: a rebalance resumes what it assigns.
             self._pause(assigned)
-            self._is_paused = True
-        elif self._is_paused:
+        else:
             self._resume(assigned)
-            self._is_paused = False
 
 
 def tell(kind, **values):
