@@ -7,7 +7,10 @@ topic id and its leader epochs. CPU and memory are read from /proc while nothing
 process. Then segments are closed, one at a time, and the log says when each is durable. One is closed before
 the daemon starts.
 
-    python -m benchmarks.partitions [--quick] [--partitions N] [--json FILE]
+With `--archived N` the archive has N more partitions, of topics that other brokers have: their manifests are
+written when the daemon has claimed its own.
+
+    python -m benchmarks.partitions [--quick] [--partitions N] [--archived N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ from benchmarks.harness import machine, process_cpu_seconds, write_json
 from tests.support.daemon import NewDaemon, directory_config, running_daemon, write_config
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout
+from tieringd.formats.manifest_codec import encode_manifest
+from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.record_batch import NewRecord, encode_batch
+from tieringd.formats.topic_manifest import TopicManifest, encode_topic_manifest
+from tieringd.model.manifest import PartitionManifest
 
 if TYPE_CHECKING:
     from tests.support.daemon import Daemon
@@ -41,6 +48,8 @@ _ROLLS, _QUICK_ROLLS = 7, 3
 _PROBES, _SCRAPES = 50, 9
 _INTERVAL_SECONDS = 10
 """The default of `cloud_storage_reconciliation_interval_ms`."""
+_CLUSTER = "local"
+"""The cluster of a daemon without a broker, by default."""
 _SETTLING_SECONDS = 2.5 * _INTERVAL_SECONDS
 """After the last claim: two rounds, so that what was new to the first is known to those measured."""
 _ROUND_SECONDS = "tieringd_reconcile_last_duration_seconds"
@@ -55,6 +64,13 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="half of the idle time, about two minutes in all"
     )
+    parser.add_argument(
+        "--archived",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many partitions of other brokers the archive has",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     parser.add_argument(
         "--partitions", type=int, default=PARTITIONS, metavar="N", help=f"how many (default {PARTITIONS:,})"
@@ -68,6 +84,7 @@ def main() -> None:
         figures = measure_daemon(
             root,
             count=count,
+            archived=options.archived,
             idle_seconds=_QUICK_IDLE_SECONDS if options.quick else _IDLE_SECONDS,
             rolls=_QUICK_ROLLS if options.quick else _ROLLS,
         )
@@ -91,15 +108,34 @@ def write_idle_partitions(log_dir: Path, *, count: int) -> None:
         topic, partition = divmod(number, _PARTITIONS_PER_TOPIC)
         directory = log_dir / f"topic{topic:03d}-{partition}"
         directory.mkdir()
-        topic_id = base64.urlsafe_b64encode(uuid.UUID(int=topic + 1000).bytes).decode().rstrip("=")
-        (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
+        (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {_topic_id(topic + 1000)}\n")
         (directory / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
         (directory / f"{0:020d}.log").write_bytes(batch)
         (directory / f"{0:020d}.index").touch()
         (directory / f"{0:020d}.timeindex").touch()
 
 
-def measure_daemon(root: Path, *, count: int, idle_seconds: float, rolls: int) -> dict[str, float]:
+def _topic_id(number: int) -> str:
+    return base64.urlsafe_b64encode(uuid.UUID(int=number).bytes).decode().rstrip("=")
+
+
+def write_archived_partitions(archive: Path, *, count: int) -> None:
+    """Write the manifests of *count* partitions and their topics, as other brokers' daemons leave them."""
+    for number in range(count // _PARTITIONS_PER_TOPIC):
+        key = TopicKey(_CLUSTER, f"elsewhere{number:04d}", _topic_id(number + 100_000))
+        topic = TopicManifest(key, partition_count=_PARTITIONS_PER_TOPIC, created_at_ms=1_700_000_000_000)
+        objects = {topic_manifest_key(key): encode_topic_manifest(topic)}
+        for partition in topic.partitions():
+            manifest = PartitionManifest.begin(partition, start_offset=0)
+            objects[manifest_key(partition)] = encode_manifest(manifest)
+        for name, data in objects.items():
+            (archive / name).parent.mkdir(parents=True, exist_ok=True)
+            (archive / name).write_bytes(data)
+
+
+def measure_daemon(
+    root: Path, *, count: int, archived: int, idle_seconds: float, rolls: int
+) -> dict[str, float]:
     """Run the daemon, let it settle, and measure it idle; then close segments under it."""
     log_dir = root / "log"
     settings = directory_config([log_dir], root / "archive", root / "state")
@@ -115,6 +151,7 @@ def measure_daemon(root: Path, *, count: int, idle_seconds: float, rolls: int) -
         first_durable_seconds = time.monotonic() - started
         until(lambda: len(events.named("archiving")) == count, daemon, "every partition is claimed")
         start_seconds = time.monotonic() - started
+        write_archived_partitions(root / "archive", count=archived)
         time.sleep(_SETTLING_SECONDS)
         figures = measure_idle(daemon, seconds=idle_seconds)
         figures["start_seconds"] = start_seconds
