@@ -24,7 +24,7 @@ def closed_at_ns(log: LocalLog) -> int:
     """
     Return when the last closed segment of *log* was written to, in nanoseconds since 1970; 0 without one.
 
-    What was closed while no daemon ran is newer than what is archived.
+    Segments that were closed while no daemon ran are not archived yet. They are newer than those that are.
     """
     return max((one.modified_ns for one in log.segments if not one.is_active), default=0)
 

@@ -25,7 +25,7 @@ _KNOWN_MAX: Final = 500
 _LATE_SHARE: Final = 0.99
 _LATE_SECONDS_MIN: Final = 0.02
 SECOND_SHARE: Final = 0.02
-"""How many second requests there are for each range, at most."""
+"""Second requests for each range, at most."""
 _SECOND_AT_ONCE: Final = 2
 _RECKONED_EVERY: Final = 20
 
@@ -106,7 +106,7 @@ class _Race:
         if self.first is None:
             self.first = number
             self._begun.set_result(None)
-        # The other one is about to be cancelled, and may begin before it is.
+        # The slower request is about to be cancelled. Its body may begin before that.
         return self._begin() if number == self.first else _drop
 
 

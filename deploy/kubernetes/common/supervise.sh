@@ -55,7 +55,7 @@ watch() {
 while [ -z "$stopping" ] && [ ! -e "${SUPERVISE_WAIT_FOR:-/}" ]; do pause 1; done
 
 while [ -z "$stopping" ]; do
-    # Of the file before tieringd reads it: whatever changes after that is seen.
+    # The checksum is taken before tieringd reads the file, so the watcher sees every later change.
     before=$(cksum <"$config")
     tieringd run --config "$config" &
     child=$!
