@@ -1,4 +1,4 @@
-# Two commands do all the set-up on a machine with Python 3.11.3 or newer: `make demo` and `make test`.
+# Two commands do all the set-up on a machine with Python 3.11.2 or newer: `make demo` and `make test`.
 # Each makes .venv and fetches what it needs; what it cannot fetch (Java, Maven, Node), it names.
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 .venv/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11, 3) else f"tieringd needs Python 3.11.3 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11, 2) else f"tieringd needs Python 3.11.2 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	@touch $@
 

@@ -32,7 +32,10 @@ UPLOAD, FETCH, TRIM = (
 )
 MOST_FILES = {UPLOAD: 24, FETCH: 22, TRIM: 11}
 TURNS_AT_REST = 50
-WITHOUT_STEPS = ("errors.py", "clock.py", "pauses.py", "compiled/", "metrics/", "config/", "cli/logging.py")
+WITHOUT_STEPS = (
+    *("errors.py", "clock.py", "pauses.py", "timeouts.py"),
+    *("compiled/", "metrics/", "config/", "cli/logging.py"),
+)
 REPLACED = {"storage/s3/store.py", "broker/kafka.py"}
 """A store in memory and a broker in this process stand for these here."""
 ONLY_TYPES = {"gateway/archive_answers.py"}
