@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from tests.e2e.log_files import write_partition
 from tests.support.daemon import directory_config, write_config
+from tests.support.old_python import MENDS_TIMEOUTS
 from tests.support.ports import free_ports
 from tests.support.processes import Server, program
 from tieringd.config.model import Config
@@ -127,11 +128,24 @@ def installed(tmp_path_factory):
     run(build)
     (wheel,) = directory.glob("*.whl")
     environment, lock = directory / "environment", LOCKS / "requirements.lock"
-    run([program("uv"), "venv", "--quiet", "--python", sys.executable, str(environment)])
+    run([program("uv"), "venv", "--quiet", "--python", python_for_the_lock(), str(environment)])
     install = [program("uv"), "pip", "install", "--quiet", "--python", str(environment / "bin/python")]
     run([*install, "--require-hashes", "--requirement", str(lock)])
     run([*install, "--no-deps", str(wheel)])
     return environment, wheel
+
+
+def python_for_the_lock() -> str:
+    """Return this Python, or a newer one where this is too old for a package that is locked for the image."""
+    if not MENDS_TIMEOUTS:
+        return sys.executable
+    find = [program("uv"), "python", "find", "--no-python-downloads", ">=3.11.3"]
+    found = subprocess.run(find, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, (
+        f"The image's packages need Python 3.11.3 or newer beside {sys.executable}; "
+        f"`{program('uv')} python install 3.12` installs one.\n{found.stderr}"
+    )
+    return found.stdout.strip()
 
 
 def run(command: list[str]) -> str:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.support.old_python import MENDS_TIMEOUTS
 from tests.unit.cli.commands import invoked
 from tieringd import __version__
 from tieringd.cli import completion
@@ -25,13 +26,8 @@ HEAVY = (
     "numpy",
     "pyspark",
 )
-OLD_PYTHON = sys.version_info < (3, 11, 3)
-MAX_MODULES = 410 if OLD_PYTHON else 350
-"""
-Help, with rich, imported 328 modules when this was written; a command imports a thousand.
-
-In Python before 3.11.3 asyncio comes to them, whose timeouts are mended at once.
-"""
+MAX_MODULES = 410 if MENDS_TIMEOUTS else 350
+"""Help, with rich, imported 328 modules when this was written, asyncio 60; a command imports a thousand."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -55,7 +51,7 @@ def test_version_and_help_import_no_command(arguments):
     )
     modules = json.loads(done.stderr)
     assert not [one for one in modules if one.split(".")[0] in HEAVY]
-    own = ("cli", "errors", "timeouts") if OLD_PYTHON else ("cli", "errors")
+    own = ("cli", "errors", "timeouts") if MENDS_TIMEOUTS else ("cli", "errors")
     assert not [one for one in modules if one.startswith("tieringd.") and one.split(".")[1] not in own]
     assert len(modules) < MAX_MODULES
 

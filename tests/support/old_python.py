@@ -1,0 +1,6 @@
+"""Whether this Python is one whose timeouts tieringd mends when it is imported."""
+
+import sys
+
+MENDS_TIMEOUTS = sys.version_info < (3, 11, 3)
+"""Each process that imports tieringd then imports asyncio, and runs `tieringd/timeouts.py`."""
