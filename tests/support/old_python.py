@@ -1,4 +1,4 @@
-"""Whether this Python is one whose timeouts tieringd mends when it is imported."""
+"""A flag that is true on Python whose timeouts tieringd mends when it is imported."""
 
 import sys
 
