@@ -99,8 +99,8 @@ demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker a
 components: ## Say what the machine lacks for the tests, before anything is installed
 	@$(PYTHON) -m tests.support.components
 
-# Two for tests with brokers and daemons, and three at a lower priority that take the others first.
-test durations: WORKERS = 5
+# Two for tests with brokers and daemons, and four at a lower priority that take the others first.
+test durations: WORKERS = 6
 test: components prepared azurite promtool libfaketime chromium clients ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
