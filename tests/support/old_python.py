@@ -3,4 +3,4 @@
 import sys
 
 MENDS_TIMEOUTS = sys.version_info < (3, 11, 3)
-"""Each process that imports tieringd then imports asyncio, and runs `tieringd/timeouts.py`."""
+"""Each process that imports tieringd runs `tieringd/timeouts.py` then."""

@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
-import tieringd  # noqa: F401 - it mends the timeouts of Python before 3.11.3
+_SCRIPT = """
+import sys
+{first}
+assert ("asyncio" in sys.modules) == ("asyncio" in {first!r})
+import asyncio, tieringd
+
+async def cleaning_up():
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        try:
+            async with asyncio.timeout(0):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return "a timeout"
+
+async def history():
+    task = asyncio.create_task(cleaning_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    return await task
+
+print(asyncio.run(history()))
+"""
+
+
+@pytest.mark.parametrize("first", ["import tieringd", "import asyncio"])
+def test_timeouts_are_mended_whichever_is_imported_first(first):
+    """A process that imports tieringd has mended timeouts, and tieringd alone imports no asyncio."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(first=first)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "a timeout\n"
 
 
 async def test_timeout_after_a_task_group_that_failed_is_a_timeout():

@@ -6,13 +6,11 @@ import sys
 
 import pytest
 
-from tests.support.old_python import MENDS_TIMEOUTS
-
 STORES = {"aiobotocore", "azure", "botocore", "gcloud"}
 """Packages of the stores. A worker imports that of its own store when it opens it."""
 MAX_MODULES = 1150
 """A worker imported 1004 or 1055 when this was written, with what only tests need; both kinds took 1297."""
-MAX_FIRST_MODULES = 180 if MENDS_TIMEOUTS else 120
+MAX_FIRST_MODULES = 120
 """The modules before the kernel is asked to end the worker with its daemon: 78 when this was written."""
 
 
@@ -43,5 +41,4 @@ def test_little_is_imported_before_a_worker_can_end_with_its_daemon():
     """The imports that take seconds come after that."""
     modules = modules_after("")
     assert len(modules) < MAX_FIRST_MODULES
-    late = {"structlog", "uvloop"} if MENDS_TIMEOUTS else {"asyncio", "structlog", "uvloop"}
-    assert not modules & late
+    assert not modules & {"asyncio", "structlog", "uvloop"}
