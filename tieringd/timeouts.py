@@ -1,10 +1,10 @@
 """
-What Python 3.11.3 mended in asyncio's timeouts, for older ones: Debian 12 has 3.11.2.
+A mend of asyncio's timeouts for Python 3.11.0 to 3.11.2, which is Debian 12's. Python 3.11.3 has it itself.
 
-Before, a timeout that ran out raised CancelledError in place of TimeoutError in a task that had been asked to
-cancel earlier. A task group that failed leaves such a request behind, so a retry after one would end its
-caller. Libraries use the same class, so the class itself is mended, when asyncio is imported. A command that
-needs no asyncio starts sooner without it.
+In these versions a timeout that runs out can raise CancelledError in place of TimeoutError: it does so in a
+task that was asked to cancel earlier. A task group that fails leaves such a request behind, so a retry after
+one would end its caller. Libraries use the same class, so this module changes the class, when asyncio is
+imported. A command that needs no asyncio starts sooner without it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _mend(timeouts: Any) -> None:
         exc_tb: TracebackType | None,
     ) -> Any:
         ran_out = self.expired()
-        # It takes back the timeout's own request, and raises TimeoutError if no other is left.
+        # asyncio's own method takes back the timeout's request, and raises TimeoutError if no other is left.
         left = await leave(self, exc_type, exc_val, exc_tb)
         task = timeouts.tasks.current_task()
         is_cut_off = ran_out and exc_type is timeouts.exceptions.CancelledError

@@ -1,4 +1,4 @@
-"""A flag that is true on Python whose timeouts tieringd mends when it is imported."""
+"""Python before 3.11.3, whose timeouts tieringd mends: tests know it by this flag."""
 
 import sys
 
