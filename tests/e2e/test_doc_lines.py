@@ -124,9 +124,6 @@ def live(tmp_path_factory):
     root = tmp_path_factory.mktemp("docs")
     write_partition(root / "logs", "orders-0", segments=3)
     ballast = {
-        # The disk of a machine that runs tests may have little room.
-        "storage_min_free_bytes": 0,
-        "storage_space_alert_free_threshold_percent": 0,
         "tune_ballast_file": True,
         "ballast_file_path": str(root / "ballast"),
         "ballast_file_size": 4096,

@@ -50,7 +50,6 @@ def config(cluster, seaweedfs, prefix, tmp_path):
         retention_local_strict=False,
         retention_local_trim_interval="500ms",
         retention_local_target_capacity_percent=40,
-        storage_min_free_bytes=0,
         pin_segments=False,
         cloud_storage_enable_remote_write=True,
     )
@@ -113,7 +112,6 @@ async def test_cache_gives_way_to_the_log(seaweedfs, prefix, tmp_path, topic):
                 cloud_storage_cache_check_interval_ms="200ms",
                 retention_local_trim_interval="200ms",
                 retention_local_target_capacity_percent=40,
-                storage_min_free_bytes=0,
                 pin_segments=False,
             )
             await _read_and_fill(behind, write_config(tmp_path / "tieringd.yaml", settings), topic)

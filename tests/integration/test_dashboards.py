@@ -47,7 +47,6 @@ def prometheus(tmp_path_factory):
         [root / "logs"],
         root / "archive",
         root / "state",
-        storage_min_free_bytes=0,
         # The archive is tidied at once.
         cloud_storage_idle_timeout_ms=100,
         cloud_storage_idle_threshold_rps=100_000,

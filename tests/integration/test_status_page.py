@@ -28,7 +28,7 @@ def daemon(tmp_path_factory):
     damaged = segment_path(write_partition(root / "logs", "damaged-0", segments=2), 0)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     (port,) = free_ports(1)
-    settings = directory_config([root / "logs"], root / "archive", root / "state", storage_min_free_bytes=0)
+    settings = directory_config([root / "logs"], root / "archive", root / "state")
     path = write_config(root / "tieringd.yaml", settings | {"admin": {"port": port}})
     with running_daemon(path) as daemon:
         for number in range(3):

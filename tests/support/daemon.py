@@ -78,6 +78,9 @@ def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **cha
         "retention_local_target_ms_default": -1,
         # Records of the tests have any timestamps.
         "log_retention_ms": -1,
+        # The disk of a machine that runs tests may have little room.
+        "storage_min_free_bytes": 0,
+        "storage_space_alert_free_threshold_percent": 0,
         "admin": {"port": 0},
     } | changes
 
@@ -111,6 +114,7 @@ def kafka_config(
         **({} if store is None else s3_properties(store, bucket=bucket, prefix=prefix)),
         # Producers must not be throttled because the machine of the tests has little free space.
         "storage_min_free_bytes": 0,
+        "storage_space_alert_free_threshold_percent": 0,
         "cloud_storage_reconciliation_interval_ms": 200,
         "retention_local_target_ms_default": -1,
         "admin": {"port": 0},

@@ -31,7 +31,7 @@ def host(tmp_path):
             "log_dirs": [str(log_dir)],
             "bootstrap": [f"127.0.0.1:{unused.getsockname()[1]}"],
         }
-        return write_config(tmp_path / "tieringd.yaml", config | {"storage_min_free_bytes": 0} | changes)
+        return write_config(tmp_path / "tieringd.yaml", config | changes)
 
     # The port stays taken, so that no other process listens there.
     with socket.socket() as unused:

@@ -11,12 +11,9 @@ MIB = 2**20
 
 @pytest.fixture
 def config(own_site):
-    """Give a configuration with a ballast file of 2 MiB, on whatever room there is."""
+    """Give a configuration with a ballast file of 2 MiB."""
     with own_site.config.open("a") as file:
-        file.write(
-            "tune_ballast_file: true\nballast_file_size: 2MiB\nballast_release_when_degraded: true\n"
-            "storage_min_free_bytes: 0\nstorage_space_alert_free_threshold_percent: 0\n"
-        )
+        file.write("tune_ballast_file: true\nballast_file_size: 2MiB\nballast_release_when_degraded: true\n")
     return own_site.config
 
 
