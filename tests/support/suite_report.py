@@ -252,8 +252,9 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     """
     Return *items* with groups, and the files of each group, in the random order of *seed*.
 
-    Groups of processes still come before all others, as their brokers are shared. Tests of a file keep their
-    order. Every worker gets the same order from the same seed.
+    Groups of processes still come before all others, as their brokers are shared, and the groups of more than
+    one file before those: the longest of them would be the end of the run on one worker. Tests of a file keep
+    their order. Every worker gets the same order from the same seed.
     """
     groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -262,7 +263,9 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     draw = random.Random(seed)
     names = sorted(groups)
     draw.shuffle(names)
+    # Sorting is stable: what is equal here keeps its random order.
     names.sort(key=lambda name: not any(file.startswith(WITH_PROCESSES) for file in groups[name]))
+    names.sort(key=lambda name: name not in SHARED)
     order = []
     for name in names:
         files = sorted(groups[name])

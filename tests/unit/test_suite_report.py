@@ -145,8 +145,9 @@ def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
 
 
 def test_order_of_files_can_be_shuffled(run_suite, tmp_path):
-    """The same seed gives the same order, another seed another one, and processes still come first."""
-    files = dict.fromkeys([*(f"tests/e2e/test_{name}.py" for name in "abcd"), *PLAIN], "plain")
+    """The same seed gives the same order, another seed another one. Spark, then other processes come first."""
+    spark = "tests/e2e/spark/test_s.py"
+    files = dict.fromkeys([spark, *(f"tests/e2e/test_{name}.py" for name in "abcd"), *PLAIN], "plain")
 
     def order(seed):
         (tmp_path / "log").unlink(missing_ok=True)
@@ -158,7 +159,8 @@ def test_order_of_files_can_be_shuffled(run_suite, tmp_path):
     orders = [order(1), order(2), order(1)]
     assert orders[0] == orders[2] != orders[1]
     assert {*orders[0]} == {*files}
-    assert all("/e2e/" in file for file in orders[0][:4])
+    assert {order[0] for order in orders} == {spark}
+    assert all("/e2e/" in file for file in orders[0][:5])
 
 
 def test_tests_that_use_the_three_brokers_are_listed():
