@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from tests.support.examples import load_profile
+from tieringd.compiled import loading
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -62,6 +63,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_walk_by_chance() -> None:
+    """
+    Load the compiled walk in no test that does not ask for it.
+
+    The small segments of many tests are together worth it: where it is loaded would depend on their order.
+    """
+    loading._is_begun = True
 
 
 @pytest.fixture(scope="session", autouse=True)

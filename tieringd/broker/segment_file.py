@@ -21,7 +21,7 @@ from functools import partial
 from crc32c import crc32c
 
 from tieringd.broker.local_errors import named_errors
-from tieringd.compiled.loading import loaded_walk, wanted_walk
+from tieringd.compiled.loading import wanted_walk
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_files import (
     offset_index_columns,
@@ -41,9 +41,6 @@ from tieringd.model.segment import AbortedTransaction, BrokerIndexes, LocalSegme
 
 READ_BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between the read and the two checksums."""
-
-WALKED_BYTES = 16 << 20
-"""From a segment of this size on, the compiled walk is worth its memory."""
 
 _MAX_INDEX_BYTES = 64 << 20
 """No broker writes a larger side file. This limits the memory that one damaged file can take."""
@@ -231,7 +228,7 @@ def scan_segment_file(
         None if part.is_open else part.next_offset,
         stop_offset=part.next_offset,
         index_interval_bytes=index_interval_bytes,
-        walk=wanted_walk() if segment.size_bytes >= WALKED_BYTES else loaded_walk(),
+        walk=wanted_walk(segment.size_bytes - begin),
         source=segment.path,
     )
     buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes - begin)))

@@ -1,9 +1,9 @@
 """
-The compiled walk of this process: loaded in the background when it is first wanted, if numba is installed.
+The compiled walk of this process: loaded in the background when it is worth that, if numba is installed.
 
-Loading takes a second of CPU and about 70 MiB, so a process that never sees a large segment does without.
-Until it is loaded, and where numba is not installed or the processor lacks an instruction, callers use their
-loops in Python.
+Loading takes a second of CPU and about 70 MiB, so a process that checks few bytes does without. Until it is
+loaded, and where numba is not installed or the processor lacks an instruction, callers use their loops in
+Python.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ from tieringd.compiled.walks import BatchWalk
 log = structlog.get_logger(__name__)
 
 
+WORTH_BYTES = 64 << 20
+"""
+A process that has checked so many bytes of segments loads the walk. The size of single segments says nothing:
+a broker's segments are always smaller than its limit, and many small partitions write as much as a large one.
+"""
+
 _lock = threading.Lock()
 _is_begun = False
+_checked_bytes = 0
 _walk: BatchWalk | None = None
 _kept_in: Path | None = None
 """The directory of kept machine code, where this process has chosen it."""
@@ -38,12 +45,18 @@ def loaded_walk() -> BatchWalk | None:
     return _walk
 
 
-def wanted_walk() -> BatchWalk | None:
-    """Return the compiled walk if it is loaded; otherwise begin to load it, at the first call."""
-    global _is_begun
+def wanted_walk(size_bytes: int) -> BatchWalk | None:
+    """
+    Return the compiled walk for a check of *size_bytes*, if this process has loaded it.
+
+    The check that brings their sum to `WORTH_BYTES` begins to load it.
+    """
+    global _checked_bytes, _is_begun  # noqa: PLW0603 one count for a process
     with _lock:
-        is_first, _is_begun = not _is_begun, True
-    if is_first and find_spec("numba") is not None:
+        _checked_bytes += size_bytes
+        begins = _checked_bytes >= WORTH_BYTES and not _is_begun
+        _is_begun = _is_begun or begins
+    if begins and find_spec("numba") is not None:
         # Not a daemon thread: an interpreter that ends in the middle of a compilation may crash.
         thread = threading.Thread(target=load, name="load the compiled walk", daemon=False)
         try:

@@ -247,14 +247,18 @@ class TestLoading:
     @pytest.fixture(autouse=True)
     def not_loaded(self, monkeypatch):
         monkeypatch.setattr(loading, "_is_begun", False)
+        monkeypatch.setattr(loading, "_checked_bytes", 0)
         monkeypatch.setattr(loading, "_walk", None)
 
-    def test_first_wish_loads_it_once_in_the_background(self, monkeypatch):
-        """The caller does not wait, and later callers get it."""
+    def test_many_bytes_load_it_once_in_the_background(self, monkeypatch):
+        """Small segments count together. The caller does not wait, and later callers get it."""
         begun = []
         monkeypatch.setattr(loading, "load", lambda: begun.append(1))
-        assert loading.wanted_walk() is None
-        assert loading.wanted_walk() is None
+        for _ in range(63):
+            assert loading.wanted_walk(1 << 20) is None
+        assert not loading._is_begun
+        assert loading.wanted_walk(1 << 20) is None
+        assert loading.wanted_walk(1 << 30) is None
         for thread in loading.threading.enumerate():
             if thread.name == "load the compiled walk":
                 thread.join()
@@ -264,7 +268,7 @@ class TestLoading:
         """A plain installation has the loops in Python, and no warning."""
         monkeypatch.setattr(loading, "find_spec", lambda _name: None)
         monkeypatch.setattr(loading, "load", lambda: pytest.fail("there is nothing to load"))
-        assert loading.wanted_walk() is None
+        assert loading.wanted_walk(loading.WORTH_BYTES) is None
         assert loading.loaded_walk() is None
 
     def test_processor_without_the_instruction_has_none(self, monkeypatch):
