@@ -145,7 +145,7 @@ def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
 
 
 def test_order_of_files_can_be_shuffled(run_suite, tmp_path):
-    """The same seed gives the same order, another seed another one. Spark, then other processes come first."""
+    """The same seed gives the same order, another one another order. Spark and processes come first."""
     spark = "tests/e2e/spark/test_s.py"
     files = dict.fromkeys([spark, *(f"tests/e2e/test_{name}.py" for name in "abcd"), *PLAIN], "plain")
 
