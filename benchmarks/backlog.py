@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.daemon_events import DaemonEvents, until
 from benchmarks.harness import GIB, machine, write_json
+from benchmarks.kept_code import kept_machine_code
 from benchmarks.producer import Producer
 from benchmarks.segments import SEGMENT_BYTES, write_partition
 from benchmarks.sink import BUCKET, Sink
@@ -61,8 +62,6 @@ _STEADY_SECONDS, _QUICK_STEADY_SECONDS = 40.0, 15.0
 _OUTAGE_SECONDS = 5.0
 _MINIMUM_SHARES, MAXIMUM_SHARES = 100, 1000
 SEEN_WAITING = "tieringd_upload_backlog_bytes"
-_MACHINE_CODE = "machine-code"
-"""Where a state directory keeps the compiled walk over batches."""
 
 
 def main() -> None:
@@ -246,18 +245,15 @@ class Bench:
             directory.mkdir(parents=True)
             (directory / logs[0].name).touch()
         config = write_config(root / "daemon.yaml", sink_settings(root, self._sink.endpoint, shares=shares))
-        kept, place = self._root / _MACHINE_CODE, root / "state" / _MACHINE_CODE
-        if kept.exists():
-            # As after a restart. Compiling takes seconds, and a stream is over in as many.
-            shutil.copytree(kept, place)
         try:
-            with running_daemon(config, start=NewDaemon) as daemon:
+            with (
+                kept_machine_code(self._root / "machine-code", root / "state"),
+                running_daemon(config, start=NewDaemon) as daemon,
+            ):
                 run = _Run(daemon, root / "log", partitions)
                 run.wait_until_claimed()
                 yield run
         finally:
-            if place.exists() and not kept.exists():
-                shutil.copytree(place, kept)
             shutil.rmtree(root)
 
     def _require_all_delivered(self, partitions: Mapping[str, list[Path]]) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from benchmarks.closed_segments import ClosedSegments
 from benchmarks.daemon_events import DaemonEvents
+from benchmarks.kept_code import kept_machine_code
 from tests.support.daemon import NewDaemon, running_daemon, write_config
 from tests.support.gateways import BrokerBehind
 from tests.support.kafka_jars import KAFKA_VERSION, MissingPartError, cache_directory, program
@@ -89,6 +90,7 @@ class Side:
 def running_side(name: str, directory: Path, *, segment_bytes: int) -> Iterator[Side]:
     """Run one side, with an empty topic, and remove what it wrote when it ends."""
     directory.mkdir()
+    kept = directory.parent / "machine-code"
     store = directory / "store"
     store.mkdir()
     behind = asyncio.run(
@@ -110,7 +112,7 @@ def running_side(name: str, directory: Path, *, segment_bytes: int) -> Iterator[
         elif name == KAFKA:
             yield Side(behind, port, ClosedSegments(log_dir, TOPIC, lambda: _copied(store)))
         else:
-            with _Daemon(behind, directory, store) as daemon:
+            with kept_machine_code(kept, directory / "state"), _Daemon(behind, directory, store) as daemon:
                 segments = ClosedSegments(log_dir, TOPIC, daemon.durable_segments)
                 yield Side(behind, behind.port, segments, daemon.running, daemon.start)
     finally:

@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tests.e2e.archives import archived_bytes
 from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_partition
 from tests.support.daemon import directory_config, running_daemon, write_config
+from tieringd.compiled.loading import WORTH_BYTES
 
-VALUE_BYTES = 1_300_000
-"""So a segment has less than 16 MiB, as a broker's has that may have 16 MiB."""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_VALUE_BYTES = 1_300_000
+"""A segment has less than 16 MiB then, as a broker's has that may have 16 MiB."""
+_SEGMENT_BYTES = 12 * _VALUE_BYTES
+_DAMAGED_AT = _SEGMENT_BYTES - 1_000_000
 
 
 def test_many_bytes_are_checked_in_machine_code(tmp_path, monkeypatch):
-    """It is loaded for the fifth segment, checks the sixth, and finds the damage of the seventh."""
+    """It is loaded when a GiB was checked, checks the next segment, and finds the damage in the one after."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    log = write_partition(tmp_path / "log", "orders-0", segments=4, value_bytes=VALUE_BYTES)
+    log = write_partition(tmp_path / "log", "orders-0", segments=1, value_bytes=_VALUE_BYTES)
     config = directory_config([tmp_path / "log"], tmp_path / "archive", tmp_path / "state")
     path = write_config(tmp_path / "tieringd.yaml", config)
+    # Segments that end with damage are checked and not stored.
+    count = WORTH_BYTES // _SEGMENT_BYTES
+    _write_damaged(tmp_path / "log", count)
     with running_daemon(path) as daemon:
-        daemon.until(lambda: daemon.next_offset("orders") == 4 * RECORDS, "the first segments are archived")
-        assert not daemon.events("batches are checked in machine code")
-        add_segments(log, segments=1, value_bytes=VALUE_BYTES)
+        daemon.until(lambda: daemon.next_offset("orders") == RECORDS, "the first segment is archived")
         daemon.until(lambda: daemon.events("batches are checked in machine code"), "it is loaded")
-        active = segment_path(log, 6)
-        add_segments(log, segments=1, value_bytes=VALUE_BYTES)
-        daemon.until(lambda: daemon.next_offset("orders") == 6 * RECORDS, "the sixth one is archived")
+        daemon.until(
+            lambda: daemon.metric("tieringd_quarantined_partitions") == count, "all damage is found in Python"
+        )
+        active = segment_path(log, 2)
+        add_segments(log, segments=1, value_bytes=_VALUE_BYTES)
+        daemon.until(lambda: daemon.next_offset("orders") == 2 * RECORDS, "the second one is archived")
         with active.open("r+b") as file:
-            file.seek(12_000_000)
+            file.seek(_DAMAGED_AT)
             file.write(b"damage")
-        add_segments(log, segments=1, value_bytes=VALUE_BYTES)
-        daemon.until(lambda: daemon.metric("tieringd_quarantined_partitions") == 1, "the damage is found")
-        assert daemon.next_offset("orders") == 6 * RECORDS
-    stored = b"".join(segment_path(log, number).read_bytes() for number in range(6))
+        add_segments(log, segments=1, value_bytes=_VALUE_BYTES)
+        daemon.until(
+            lambda: daemon.metric("tieringd_quarantined_partitions") == count + 1, "the damage is found"
+        )
+        assert daemon.next_offset("orders") == 2 * RECORDS
+    stored = b"".join(segment_path(log, number).read_bytes() for number in range(2))
     assert archived_bytes(path, "orders") == stored
     assert list((tmp_path / "state" / "machine-code").rglob("*.nbc"))
+
+
+def _write_damaged(log_dir: Path, count: int) -> None:
+    """Write *count* partitions with the same segment, whose last batch is damaged."""
+    first = write_partition(log_dir, "damaged-0", segments=1, value_bytes=_VALUE_BYTES)
+    closed, active = segment_path(first, 0), segment_path(first, 1)
+    with closed.open("r+b") as file:
+        file.seek(_DAMAGED_AT)
+        file.write(b"damage")
+    for number in range(1, count):
+        directory = log_dir / f"damaged-{number}"
+        directory.mkdir()
+        for path in (closed, active):
+            (directory / path.name).hardlink_to(path)

@@ -25,10 +25,11 @@ from tieringd.compiled.walks import BatchWalk
 log = structlog.get_logger(__name__)
 
 
-WORTH_BYTES = 64 << 20
+WORTH_BYTES = 1 << 30
 """
-A process that has checked so many bytes of segments loads the walk. The size of single segments says nothing:
-a broker's segments are always smaller than its limit, and many small partitions write as much as a large one.
+A process that has checked so many bytes of segments loads the walk: they took up to a second of CPU, and so
+does loading. The size of single segments says nothing: a broker's segments are always smaller than its limit,
+and many small partitions write as much as a large one.
 """
 
 _lock = threading.Lock()

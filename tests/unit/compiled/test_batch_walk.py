@@ -255,10 +255,10 @@ class TestLoading:
         begun = []
         monkeypatch.setattr(loading, "load", lambda: begun.append(1))
         for _ in range(63):
-            assert loading.wanted_walk(1 << 20) is None
+            assert loading.wanted_walk(16 << 20) is None
         assert not loading._is_begun
-        assert loading.wanted_walk(1 << 20) is None
-        assert loading.wanted_walk(1 << 30) is None
+        assert loading.wanted_walk(16 << 20) is None
+        assert loading.wanted_walk(1 << 40) is None
         for thread in loading.threading.enumerate():
             if thread.name == "load the compiled walk":
                 thread.join()
