@@ -112,6 +112,11 @@ class ContentionState:
     """No listening before this, unless other load has grown."""
     load: HostLoad | None = None
     """The first load measured after the last judgement; None while that is not known."""
+    explained_cpu: float = 0.0
+    """
+    The part of the processors that others may take and are known to leave room beside: the last judgement has
+    met it, or has listened because of it. A store on this host takes some of it only while uploads run.
+    """
 
     @property
     def is_listening(self) -> bool:
@@ -149,33 +154,67 @@ def judge(
     whether any upload has succeeded since listening began.
     """
     if others.seconds >= limits.heard_seconds:
-        return replace(_ended(state, limits, now=now), contended_by=wanted_by(others, limits), load=None)
+        found = wanted_by(others, limits)
+        explained = 0.0 if found else max(state.explained_cpu, others.cpu_of_others or 0.0)
+        ended = _ended(state, limits, now=now)
+        return replace(ended, contended_by=found, load=None, explained_cpu=explained)
     if total.seconds >= limits.heard_seconds and not wanted_by(total, limits):
         # Uploads ran besides all other work, and the machine still has room.
-        return replace(_ended(state, limits, now=now), contended_by="")
+        ended = _ended(state, limits, now=now)
+        return replace(ended, contended_by="", explained_cpu=total.cpu_of_others or 0.0)
     if state.listening_since is not None:
         is_over = now >= state.listening_since + limits.listening_seconds_max or not is_catching_up
-        if is_over and not is_moving:
-            # The store is away, so listening cost nothing; listen again soon after the store is back.
-            return replace(state, listening_since=None, listen_at=now + limits.listening_pause_seconds)
-        return _ended(state, limits, now=now) if is_over else state
-    if is_catching_up and (now >= state.listen_at or _have_come(state.load, total, limits)):
-        return replace(state, listening_since=now)
-    return state if state.load is not None else replace(state, load=total)
+        return _given_up(state, limits, is_moving=is_moving, now=now) if is_over else state
+    explained_cpu = _asked_about(state, limits, total=total, now=now) if is_catching_up else None
+    if explained_cpu is not None:
+        return replace(state, listening_since=now, explained_cpu=explained_cpu)
+    if state.load is None:
+        explained = max(state.explained_cpu, total.cpu_of_others or 0.0)
+        return replace(state, load=total, explained_cpu=explained)
+    return state
 
 
-def _have_come(before: HostLoad | None, load: HostLoad, limits: ContentionLimits) -> bool:
-    """Say whether others take more of the machine than they did after the last judgement."""
+def _given_up(
+    state: ContentionState, limits: ContentionLimits, *, is_moving: bool, now: float
+) -> ContentionState:
+    """Return *state* without listening, where nothing was heard."""
+    if is_moving:
+        return _ended(state, limits, now=now)
+    # The store is away, so listening cost nothing; listen again soon after the store is back.
+    return replace(state, listening_since=None, listen_at=now + limits.listening_pause_seconds)
+
+
+def _asked_about(
+    state: ContentionState, limits: ContentionLimits, *, total: HostLoad, now: float
+) -> float | None:
+    """
+    Return the part of the processors that listening explains if it finds nobody; None where none begins now.
+
+    It is what others take now, or what they took beside uploads after the last judgement.
+    """
+    if _have_come(state, total, limits):
+        return total.cpu_of_others or 0.0
+    if now < state.listen_at:
+        return None
+    return 0.0 if state.load is None or state.contended_by else state.load.cpu_of_others or 0.0
+
+
+def _have_come(state: ContentionState, load: HostLoad, limits: ContentionLimits) -> bool:
+    """Say whether others take more of the machine than the last judgement explains."""
+    before = state.load
     if before is None:
-        return False
-    return any(
-        was is not None and now is not None and now >= was + limits.growth
-        for was, now in (
-            (before.cpu_of_others, load.cpu_of_others),
-            (before.io_waiting, load.io_waiting),
-            (before.memory_waiting, load.memory_waiting),
-        )
+        # Others that came since the machine was listened to are in the first load after it.
+        known_cpu = None if state.contended_by else state.explained_cpu
+        return _has_grown(known_cpu, load.cpu_of_others, limits)
+    return (
+        _has_grown(max(state.explained_cpu, before.cpu_of_others or 0.0), load.cpu_of_others, limits)
+        or _has_grown(before.io_waiting, load.io_waiting, limits)
+        or _has_grown(before.memory_waiting, load.memory_waiting, limits)
     )
+
+
+def _has_grown(was: float | None, now: float | None, limits: ContentionLimits) -> bool:
+    return was is not None and now is not None and now >= was + limits.growth
 
 
 def _ended(state: ContentionState, limits: ContentionLimits, *, now: float) -> ContentionState:

@@ -79,13 +79,47 @@ def test_moments_between_uploads_need_no_listening():
 
 def test_others_that_come_are_listened_to_at_once():
     """A producer that starts does not wait for the end of a pause; one that was there already is known."""
-    free = ContentionState(listen_at=200)
+    free = ContentionState(listen_at=200, explained_cpu=0.2)
     alone, beside = HostLoad(1, 1.0, cpu_of_others=0.2), HostLoad(1, 1.0, cpu_of_others=0.6)
     known = after(free, alone, UNHEARD)
-    assert known == ContentionState(listen_at=200, load=alone)
+    assert known == ContentionState(listen_at=200, load=alone, explained_cpu=0.2)
     assert after(known, alone, UNHEARD) == known
     assert after(known, beside, UNHEARD).is_listening
     assert after(after(known, beside, BUSY), beside, UNHEARD).load == beside
+
+
+def test_others_that_come_right_after_listening_are_met():
+    """They are in the first load after it already, so that load is compared with what was heard."""
+    quiet = HostLoad(1, 0.5, cpu_of_others=0.1)
+    heard = after(ContentionState(listening_since=99.5), BUSY, quiet)
+    came = after(heard, HostLoad(1, 1.0, cpu_of_others=0.5), UNHEARD, 100.1)
+    assert came.is_listening
+    assert after(came, BUSY, BUSY, 100.4).contended_by == CPU
+
+
+def test_store_on_this_host_is_listened_to_once():
+    """It takes processors only while uploads run. Listening explains that, and a pause follows."""
+    quiet, beside = HostLoad(1, 0.5, cpu_of_others=0.1), HostLoad(1, 1.0, cpu_of_others=0.5)
+    less = HostLoad(1, 1.0, cpu_of_others=0.3)
+    state = after(ContentionState(listening_since=99.5), BUSY, quiet)
+    state = after(state, beside, UNHEARD, 100.1)
+    assert state.is_listening
+    state = after(state, beside, quiet, 100.4)
+    for now, load in enumerate((less, beside, less, beside), 101):
+        state = after(state, load, UNHEARD, now)
+        assert not state.is_listening
+    # The next time after the pause, and not twice.
+    state = after(state, beside, UNHEARD, state.listen_at)
+    assert state.is_listening
+    state = after(state, beside, quiet, state.listening_since + 0.3)
+    assert not after(state, less, UNHEARD, state.listen_at - 1).is_listening
+
+
+def test_others_that_come_to_a_machine_with_room_are_listened_to():
+    """What uploads had room beside is explained; what others take more than that is not."""
+    roomy = after(ContentionState(listen_at=200), HostLoad(1, 0.6, cpu_of_others=0.3), UNHEARD)
+    assert not after(roomy, HostLoad(1, 1.0, cpu_of_others=0.4), UNHEARD).is_listening
+    assert after(roomy, HostLoad(1, 1.0, cpu_of_others=0.5), UNHEARD).is_listening
 
 
 def test_listening_to_a_machine_while_the_store_is_away_costs_nothing():
