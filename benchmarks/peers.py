@@ -32,6 +32,7 @@ from tieringd.broker.segment_file import (
     read_broker_indexes,
     scan_segment_file,
 )
+from tieringd.compiled.loading import load
 from tieringd.config import parse_config
 from tieringd.daemon.archive import opened_archive
 from tieringd.formats.object_keys import data_key, index_key
@@ -112,10 +113,12 @@ class Tieringd:
     """
     The daemon's own upload path, assembled as the daemon assembles it, with its defaults.
 
-    Each segment is opened, every batch checked, indexed and stored with its sidecar.
+    Each segment is opened, every batch checked, indexed and stored with its sidecar. Machine code checks the
+    batches, as in a daemon that has uploaded for a while.
     """
 
     def __init__(self, log_dir: Path, endpoint: Endpoint) -> None:
+        load()
         partition = scan_log_dirs([str(log_dir)]).partitions[0]
         self._log = read_local_log(partition)
         name = partition.topic_partition
@@ -260,6 +263,7 @@ class ObstoreChecked(Obstore):
 
     def __init__(self, log_dir: Path, endpoint: Endpoint) -> None:
         super().__init__(log_dir, endpoint)
+        load()
         log = read_local_log(scan_log_dirs([str(log_dir)]).partitions[0])
         self._segments = {Path(segment.path): segment for segment in log.closed_segments}
         self._sidecars: dict[str, bytes] = {}
