@@ -247,7 +247,7 @@ class Bench:
         config = write_config(root / "daemon.yaml", sink_settings(root, self._sink.endpoint, shares=shares))
         try:
             with (
-                kept_machine_code(self._root / "machine-code", root / "state"),
+                kept_machine_code(self._root / "machine-code"),
                 running_daemon(config, start=NewDaemon) as daemon,
             ):
                 run = _Run(daemon, root / "log", partitions)

@@ -7,7 +7,7 @@ daemon has behind it after its first start.
 
 from __future__ import annotations
 
-import shutil
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_NAME = "machine-code"
-"""The directory in a daemon's state directory."""
+_VARIABLE = "NUMBA_CACHE_DIR"
 
 
 @contextmanager
-def kept_machine_code(kept: Path, state_directory: Path) -> Iterator[None]:
-    """Put what is in *kept* into *state_directory*. Keep there what was compiled, where it is the first."""
-    place = state_directory / _NAME
-    if kept.exists():
-        shutil.copytree(kept, place)
+def kept_machine_code(directory: Path) -> Iterator[None]:
+    """Let the daemons that are started in the context keep in *directory* what they compile."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = str(directory)
     try:
         yield
     finally:
-        if place.exists() and not kept.exists():
-            shutil.copytree(place, kept)
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before

@@ -112,7 +112,7 @@ def running_side(name: str, directory: Path, *, segment_bytes: int) -> Iterator[
         elif name == KAFKA:
             yield Side(behind, port, ClosedSegments(log_dir, TOPIC, lambda: _copied(store)))
         else:
-            with kept_machine_code(kept, directory / "state"), _Daemon(behind, directory, store) as daemon:
+            with kept_machine_code(kept), _Daemon(behind, directory, store) as daemon:
                 segments = ClosedSegments(log_dir, TOPIC, daemon.durable_segments)
                 yield Side(behind, behind.port, segments, daemon.running, daemon.start)
     finally:
