@@ -188,9 +188,9 @@ def _asked_about(
     state: ContentionState, limits: ContentionLimits, *, total: HostLoad, now: float
 ) -> float | None:
     """
-    Return the part of the processors that listening explains if it finds nobody; None where none begins now.
+    Return the part of the processors that listening explains if it hears nothing; None where none begins now.
 
-    It is what others take now, or what they took beside uploads after the last judgement.
+    It is what they take now, or what they took beside uploads after the last judgement.
     """
     if _have_come(state, total, limits):
         return total.cpu_of_others or 0.0
