@@ -70,7 +70,8 @@ def no_walk_by_chance() -> None:
     """
     Load the compiled walk in no test that does not ask for it.
 
-    The small segments of many tests are together worth it: where it is loaded would depend on their order.
+    The small segments of many tests together reach the bytes from which on a process loads the walk. The order
+    of the tests would decide in which one that happens.
     """
     loading._is_begun = True
 

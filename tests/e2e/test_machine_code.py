@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VALUE_BYTES = 1_300_000
-"""A segment has less than 16 MiB then, as a broker's has that may have 16 MiB."""
+"""Twelve such values make a segment of less than 16 MiB, as a broker's limit of 16 MiB does."""
 _SEGMENT_BYTES = 12 * _VALUE_BYTES
 _DAMAGED_AT = _SEGMENT_BYTES - 1_000_000
 
 
 def test_many_bytes_are_checked_in_machine_code(tmp_path, monkeypatch):
-    """It is loaded when a GiB was checked, checks the next segment, and finds the damage in the one after."""
+    """Machine code is loaded after a GiB, checks the next segment, and finds the damage in the one after."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     log = write_partition(tmp_path / "log", "orders-0", segments=1, value_bytes=_VALUE_BYTES)
     config = directory_config([tmp_path / "log"], tmp_path / "archive", tmp_path / "state")

@@ -114,8 +114,8 @@ class ContentionState:
     """The first load measured after the last judgement; None while that is not known."""
     explained_cpu: float = 0.0
     """
-    The part of the processors that others may take and are known to leave room beside: the last judgement has
-    met it, or has listened because of it. A store on this host takes some of it only while uploads run.
+    Others that take this part of the processors are known to leave room for uploads. More than this is news.
+    A store on the same host takes a part only while uploads run, so listening does not hear it.
     """
 
     @property
@@ -190,7 +190,7 @@ def _asked_about(
     """
     Return the part of the processors that listening explains if it hears nothing; None where none begins now.
 
-    It is what they take now, or what they took beside uploads after the last judgement.
+    It is what others take now, or what others took beside uploads after the last judgement.
     """
     if _have_come(state, total, limits):
         return total.cpu_of_others or 0.0
@@ -203,7 +203,7 @@ def _have_come(state: ContentionState, load: HostLoad, limits: ContentionLimits)
     """Say whether others take more of the machine than the last judgement explains."""
     before = state.load
     if before is None:
-        # Others that came since the machine was listened to are in the first load after it.
+        # The first load after a judgement has the others that came since the quiet moment that was judged.
         known_cpu = None if state.contended_by else state.explained_cpu
         return _has_grown(known_cpu, load.cpu_of_others, limits)
     return (

@@ -89,7 +89,7 @@ def test_others_that_come_are_listened_to_at_once():
 
 
 def test_others_that_come_right_after_listening_are_met():
-    """They are in the first load after it already, so that load is compared with what was heard."""
+    """The first load after a judgement has such others in it, so it is compared with what was heard."""
     quiet = HostLoad(1, 0.5, cpu_of_others=0.1)
     heard = after(ContentionState(listening_since=99.5), BUSY, quiet)
     came = after(heard, HostLoad(1, 1.0, cpu_of_others=0.5), UNHEARD, 100.1)
@@ -98,7 +98,7 @@ def test_others_that_come_right_after_listening_are_met():
 
 
 def test_store_on_this_host_is_listened_to_once():
-    """It takes processors only while uploads run. Listening explains that, and a pause follows."""
+    """Such a store takes processors only while uploads run. Listening explains that, and a pause follows."""
     quiet, beside = HostLoad(1, 0.5, cpu_of_others=0.1), HostLoad(1, 1.0, cpu_of_others=0.5)
     less = HostLoad(1, 1.0, cpu_of_others=0.3)
     state = after(ContentionState(listening_since=99.5), BUSY, quiet)
@@ -116,7 +116,7 @@ def test_store_on_this_host_is_listened_to_once():
 
 
 def test_others_that_come_to_a_machine_with_room_are_listened_to():
-    """What uploads had room beside is explained; what others take more than that is not."""
+    """Other load that left room for uploads is explained. Other load that is larger by the limit is not."""
     roomy = after(ContentionState(listen_at=200), HostLoad(1, 0.6, cpu_of_others=0.3), UNHEARD)
     assert not after(roomy, HostLoad(1, 1.0, cpu_of_others=0.4), UNHEARD).is_listening
     assert after(roomy, HostLoad(1, 1.0, cpu_of_others=0.5), UNHEARD).is_listening
