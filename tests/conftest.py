@@ -70,8 +70,8 @@ def no_walk_by_chance() -> None:
     """
     Load the compiled walk in no test that does not ask for it.
 
-    The small segments of many tests together reach the bytes from which on a process loads the walk. The order
-    of the tests would decide in which one that happens.
+    The small segments of many tests together reach the bytes from which on a process loads the walk. In which
+    test that happens would depend on the order.
     """
     loading._is_begun = True
 
