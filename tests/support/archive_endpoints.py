@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from tests.fakes.archive import archived
+from tests.support.counted_calls import counted_calls
 from tests.support.kafka_messages import fetch_request, fields_of, milliseconds, request_module
 from tests.support.raw_kafka import connected
 from tieringd.config import parse_config
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH = 2, 3, 23
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -2, -1, -3, -4, -5
+CALLS_IN_A_TURN = 10_000
+"""More than a turn makes for a part of a large request. The whole request takes 100,000 and more."""
 
 
 def endpoint_config(state: Path, **gateway: Any) -> Config:
@@ -93,14 +95,15 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def longest_turn_seconds(work: asyncio.Task[Any]) -> float:
-    """Return how long the loop's thread computed at most between two turns, until *work* is done."""
-    longest = 0.0
-    while not work.done():
-        began = time.thread_time()
-        await asyncio.sleep(0)
-        longest = max(longest, time.thread_time() - began)
-    return longest
+async def most_calls_in_a_turn(work: asyncio.Task[Any]) -> int:
+    """Return how many functions the loop's thread called at most between two turns, until *work* is done."""
+    most = 0
+    with counted_calls() as calls:
+        while not work.done():
+            before = calls()
+            await asyncio.sleep(0)
+            most = max(most, calls() - before)
+    return most
 
 
 async def archive_topic(

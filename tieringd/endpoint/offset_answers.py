@@ -115,7 +115,7 @@ class OffsetAnswers:
             for one in topic.partitions
             if (timestamp := int(one.timestamp)) >= 0 or timestamp == MAX_TIMESTAMP
         }
-        asked = [one for one in wanted if self._partition(*one[:2]) is not None]
+        asked = [one async for one in in_steps(wanted) if self._partition(*one[:2]) is not None]
         found = await at_once(asked, partial(self._listed, deadline=deadline), count=_AT_ONCE)
         return dict(zip(asked, found, strict=True))
 
@@ -124,7 +124,9 @@ class OffsetAnswers:
         module: Any = response_module(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
         wanted: dict[TopicIdPartition, int] = {}
         for topic in request.topics:
-            for one in topic.partitions if access.may(Operation.DESCRIBE, topic.topic) else ():
+            if not access.may(Operation.DESCRIBE, topic.topic):
+                continue
+            async for one in in_steps(topic.partitions):
                 if (found := self._partition(topic.topic, one.partition)) is not None:
                     wanted[found] = max(one.leader_epoch, wanted.get(found, one.leader_epoch))
         manifests = await self._past_epochs(wanted)
@@ -172,7 +174,7 @@ class OffsetAnswers:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self._partitions.ensure_fresh(
-                    found for topic, number in asked if (found := self._partition(topic, number))
+                    [found async for one in in_steps(asked) if (found := self._partition(*one))]
                 )
         return deadline
 

@@ -33,6 +33,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.topic_lifecycle import NamedTopics, choose_topics
 from tieringd.storage.at_once import at_once
 from tieringd.storage.single_flight import Flight, SingleFlight
+from tieringd.storage.threads import in_steps
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -301,7 +302,7 @@ class ServedPartitions:
             with suppress(TieringError):
                 await self.manifest(partition)
 
-        due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
+        due = [one async for one in in_steps(dict.fromkeys(partitions)) if self._is_due(one, now)]
         await at_once(due, refresh, count=self._at_once)
 
     async def size_bytes(self, partition: TopicIdPartition) -> int:
