@@ -321,9 +321,15 @@ class Wire:
 
     def wake_at(self, size: int) -> None:
         """Call *on_readable* only when *size* bytes have arrived, or the end. 1 is the default."""
-        if size != self._wake_at and not self.is_encrypted and not self.is_closed:
+        if self.is_encrypted or self.is_closed:
+            return
+        if size != self._wake_at:
             self._wake_at = size
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+        if size > 1:
+            # A broker holds back the end of what it sends until it hears that the rest has come. The kernel
+            # would tell it late, because it expects an answer of ours to carry that: each such wait is 10 ms.
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def splice_to(self, other: Wire, size: int, pipes: PipePool) -> int | None:
         """

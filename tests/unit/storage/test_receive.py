@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gzip
 import random
+import socket
 import ssl
 
 import aiohttp
@@ -221,6 +222,35 @@ async def test_receive_waits_for_a_body_that_pauses(new_loop, both_ends, executo
             reading = asyncio.create_task(get(session, url, executor, client_tls))
             await half.is_sent.wait()
             await asyncio.sleep(0.1)  # The silence itself.
+            half.may_go_on.set()
+            assert await reading == content(LARGE)
+
+    await run_on(new_loop, scenario())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+async def test_thread_that_sleeps_acknowledges_what_came_at_once(new_loop, executor):
+    """A server may hold back the next bytes until it hears that these have come."""
+
+    async def scenario() -> None:
+        half = Half()
+
+        async def answer(exchange: Exchange) -> None:
+            await half.send(exchange)
+            exchange.writer.write(content(LARGE)[LARGE // 2 :])
+            await exchange.writer.drain()
+
+        async with (
+            serving(answer) as url,
+            new_session() as session,
+            session.get(url) as response,
+            asyncio.timeout(60),
+        ):
+            sock = response.connection.transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            reading = asyncio.create_task(receive(response, executor=executor, stall_seconds=20))
+            while not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK):  # noqa: ASYNC110 no event
+                await asyncio.sleep(0.005)
             half.may_go_on.set()
             assert await reading == content(LARGE)
 
