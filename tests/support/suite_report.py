@@ -80,6 +80,7 @@ WITH_PROCESSES: Final = ("tests/e2e/", "tests/integration/")
 _WITH_PROCESSES_AT_ONCE: Final = 2
 _FILLER_NICENESS: Final = 5
 _QUICK_TEST_SECONDS: Final = 2
+_SLOW_FILE_SECONDS: Final = 15
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
@@ -248,13 +249,14 @@ def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> lis
     return [item for group in sorted(groups, key=rank, reverse=True) for item in groups[group]]
 
 
-def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+def shuffled(items: list[pytest.Item], seed: int, seconds: Mapping[str, float]) -> list[pytest.Item]:
     """
     Return *items* with groups, and the files of each group, in the random order of *seed*.
 
     Groups of processes still come before all others, as their brokers are shared, and the groups of more than
-    one file before those: the longest of them would be the end of the run on one worker. Tests of a file keep
-    their order. Every worker gets the same order from the same seed.
+    one file before those. By their *seconds*, slow files come before fast ones: the last one to begin would be
+    the end of the run on one worker. Tests of a file keep their order. Every worker gets the same order from
+    the same seed.
     """
     groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -264,6 +266,7 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     names = sorted(groups)
     draw.shuffle(names)
     # Sorting is stable: what is equal here keeps its random order.
+    names.sort(key=lambda name: sum(seconds.get(file, 0.0) for file in groups[name]) < _SLOW_FILE_SECONDS)
     names.sort(key=lambda name: not any(file.startswith(WITH_PROCESSES) for file in groups[name]))
     names.sort(key=lambda name: name not in SHARED)
     order = []
@@ -352,7 +355,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     if (seed := config.getoption("--shuffle")) is not None:
-        items[:] = shuffled(items, seed)
+        items[:] = shuffled(items, seed, load_durations())
     elif config.getoption("loadgroup", default=False):
         items[:] = longest_first(items, load_durations())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -93,6 +94,8 @@ def run_suite(tmp_path):
                 *options,
             ],
             cwd=ROOT,
+            # Each worker would import the plugins that these tests do not use.
+            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"},
             capture_output=True,
             text=True,
             check=False,
@@ -128,14 +131,20 @@ def test_last_of_three_workers_takes_tests_without_processes(run_suite, tmp_path
     assert "gw2" in ran.values()
 
 
-def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
-    """Tests that took long in the recorded run are left out. All tests run without a record."""
-    durations = tmp_path / "durations.json"
+@pytest.fixture
+def durations(tmp_path):
+    """Give the path of the record of a run, which the suites of `run_suite` read; there is none at first."""
+    path = tmp_path / "durations.json"
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\n"
         "from tests.support import suite_report\n"
-        f"suite_report.DURATIONS = Path({str(durations)!r})\n"
+        f"suite_report.DURATIONS = Path({str(path)!r})\n"
     )
+    return path
+
+
+def test_long_tests_are_left_out_on_request(run_suite, durations):
+    """Tests that took long in the recorded run are left out. All tests run without a record."""
     files = dict.fromkeys(PLAIN, "plain")
     assert " 24 passed" in run_suite(files, options=["--without-long-tests"]).stdout
     long_tests = {f"{PLAIN[0]}::test_it[{number}]": 9.0 for number in range(3)}
@@ -144,9 +153,10 @@ def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
     assert " 24 passed" in run_suite(files).stdout
 
 
-def test_order_of_files_can_be_shuffled(run_suite, tmp_path):
-    """The same seed gives the same order, another one another order. Spark and processes come first."""
-    spark = "tests/e2e/spark/test_s.py"
+def test_order_of_files_can_be_shuffled(run_suite, tmp_path, durations):
+    """Each seed has an order of its own. Spark, processes and slow files come first."""
+    spark, slow, slow_plain = "tests/e2e/spark/test_s.py", "tests/e2e/test_c.py", PLAIN[1]
+    durations.write_text(json.dumps({"files": {slow: 20.0, slow_plain: 15.0}, "long_tests": {}}))
     files = dict.fromkeys([spark, *(f"tests/e2e/test_{name}.py" for name in "abcd"), *PLAIN], "plain")
 
     def order(seed):
@@ -159,7 +169,7 @@ def test_order_of_files_can_be_shuffled(run_suite, tmp_path):
     orders = [order(1), order(2), order(1)]
     assert orders[0] == orders[2] != orders[1]
     assert {*orders[0]} == {*files}
-    assert {order[0] for order in orders} == {spark}
+    assert {(order[0], order[1], order[5]) for order in orders} == {(spark, slow, slow_plain)}
     assert all("/e2e/" in file for file in orders[0][:5])
 
 
