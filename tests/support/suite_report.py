@@ -254,9 +254,9 @@ def shuffled(items: list[pytest.Item], seed: int, seconds: Mapping[str, float]) 
     Return *items* with groups, and the files of each group, in the random order of *seed*.
 
     Groups of processes still come before all others, as their brokers are shared, and the groups of more than
-    one file before those. By their *seconds*, slow files come before fast ones: the last one to begin would be
-    the end of the run on one worker. Tests of a file keep their order. Every worker gets the same order from
-    the same seed.
+    one file before those. By their *seconds*, slow files come before fast ones: the last one to begin would
+    be the end of the run on one worker. Tests of a file keep their order. Every worker gets the same order
+    from the same seed.
     """
     groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
