@@ -16,7 +16,7 @@ The reported retention is the one that the topic had before tieringd managed it,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
@@ -32,6 +32,7 @@ from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopic, Se
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.model.partition import TopicIdPartition
+from tieringd.storage.threads import in_steps
 
 NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN_EPOCH: Final = -1
@@ -92,23 +93,26 @@ class ClusterAnswers:
         module: Any = response_module(ApiKey.METADATA, version)
         is_asked = getattr(request, "include_topic_authorized_operations", False)
 
-        def described(one: ServedTopic) -> Any:
-            return self._described(module, one, access.operations(one.name) if is_asked else _NOT_ASKED)
+        def operations(one: ServedTopic) -> int:
+            return access.operations(one.name) if is_asked else _NOT_ASKED
 
         # Version 0 asks for all topics with an empty list, later versions with null.
         if request.topics is None or (version == 0 and not request.topics):
             await self._read_anew()
-            found = [described(one) for one in self._seen(access)]
+            found = list((await self._described(module, await self._seen(access), operations)).values())
         else:
             asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
             served = [self._asked_for(*one) for one in asked]
             denied = [_is_denied(access, name, one) for (_, name), one in zip(asked, served, strict=True)]
-            allowed = (one for one, is_denied in zip(served, denied, strict=True) if not is_denied)
-            await self._read(one for one in allowed if one is not None)
+            allowed = [
+                one for one, is_not in zip(served, denied, strict=True) if one is not None and not is_not
+            ]
+            await self._read(allowed)
+            described = await self._described(module, allowed, operations)
             found = [
                 _unknown(module, *asked_for, version, is_denied=is_denied)
                 if one is None or is_denied
-                else described(one)
+                else described[one.name]
                 for asked_for, one, is_denied in zip(asked, served, denied, strict=True)
             ]
         cluster_operations = getattr(request, "include_cluster_authorized_operations", False)
@@ -166,7 +170,7 @@ class ClusterAnswers:
         """Return partitions from the cursor on, up to the request's limit."""
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_TOPIC_PARTITIONS, version)
-        names = sorted({one.name for one in request.topics} or {one.name for one in self._seen(access)})
+        names = sorted({one.name for one in request.topics} or {one.name for one in await self._seen(access)})
         begin = ("", 0)
         if request.cursor is not None:
             begin = (request.cursor.topic_name, request.cursor.partition_index)
@@ -195,9 +199,10 @@ class ClusterAnswers:
             throttle_time=NO_DELAY, topics=tuple(found), next_cursor=following
         )
 
-    def _seen(self, access: Access) -> list[ServedTopic]:
+    async def _seen(self, access: Access) -> list[ServedTopic]:
         """Return the topics that a client may know of."""
-        return [one for one in self._topics.all() if access.may(Operation.DESCRIBE, one.name)]
+        topics = self._topics.all()
+        return [one async for one in in_steps(topics) if access.may(Operation.DESCRIBE, one.name)]
 
     def _asked_for(self, topic_id: UUID | None, name: str | None) -> ServedTopic | None:
         if name is not None:
@@ -209,14 +214,16 @@ class ClusterAnswers:
         found = (
             topic.partition(number) for topic in topics for number in numbers or range(topic.partition_count)
         )
-        await self._ensure_fresh(partition for partition in found if partition is not None)
+        await self._ensure_fresh([one async for one in in_steps(found) if one is not None])
 
     async def _read_anew(self) -> None:
         """Read those manifests of served topics that were read before, as `_ensure_fresh` does."""
-        before = ((one, self._topics.by_name(one.topic)) for one in self._partitions.read_before())
-        await self._ensure_fresh(
-            one for one, topic in before if topic is not None and topic.partition(one.partition) == one
-        )
+        read = self._partitions.read_before()
+        await self._ensure_fresh([one async for one in in_steps(read) if self._is_served(one)])
+
+    def _is_served(self, partition: TopicIdPartition) -> bool:
+        topic = self._topics.by_name(partition.topic)
+        return topic is not None and topic.partition(partition.partition) == partition
 
     async def _ensure_fresh(self, partitions: Iterable[TopicIdPartition]) -> None:
         """
@@ -234,27 +241,39 @@ class ClusterAnswers:
         manifest = None if partition is None else self._partitions.known(partition)
         return _UNKNOWN_EPOCH if manifest is None else manifest.leader_epoch
 
-    def _described(self, module: Any, topic: ServedTopic, operations: int) -> Any:
+    async def _described(
+        self, module: Any, topics: Iterable[ServedTopic], operations: Callable[[ServedTopic], int]
+    ) -> dict[str, Any]:
+        """
+        Return what Metadata tells of *topics*, by their names and in their order.
+
+        Topics may have tens of thousands of partitions, so other clients are served in between.
+        """
         nodes = self._nodes.all()
-        partitions = tuple(
-            made(
+        asked = {one.name: one for one in topics}
+        partitions: dict[str, list[Any]] = {one: [] for one in asked}
+        every = ((one, number) for one in asked.values() for number in range(one.partition_count))
+        async for one, number in in_steps(every):
+            described = made(
                 module.MetadataResponsePartition,
                 error_code=ErrorCode.none,
                 partition_index=number,
-                leader_epoch=self._epoch(topic, number),
-                **_replicas(nodes, topic, number),
+                leader_epoch=self._epoch(one, number),
+                **_replicas(nodes, one, number),
             )
-            for number in range(topic.partition_count)
-        )
-        return made(
-            module.MetadataResponseTopic,
-            error_code=ErrorCode.none,
-            name=topic.name,
-            topic_id=topic.topic_id,
-            is_internal=False,
-            partitions=partitions,
-            topic_authorized_operations=operations,
-        )
+            partitions[one.name].append(described)
+        return {
+            one.name: made(
+                module.MetadataResponseTopic,
+                error_code=ErrorCode.none,
+                name=one.name,
+                topic_id=one.topic_id,
+                is_internal=False,
+                partitions=tuple(partitions[one.name]),
+                topic_authorized_operations=operations(one),
+            )
+            async for one in in_steps(asked.values())
+        }
 
     def _partitions_of(self, module: Any, topic: ServedTopic, numbers: range, operations: int) -> Any:
         nodes = self._nodes.all()

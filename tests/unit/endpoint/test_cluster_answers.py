@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import struct
 from uuid import UUID
 
 import pytest
@@ -12,16 +14,21 @@ from kio.schema.errors import ErrorCode
 
 from tests.fakes.log_writer import LogWriter
 from tests.support.archive_endpoints import (
+    CALLS_IN_A_TURN,
+    METADATA,
     archive_topic,
     asking,
     metadata,
+    most_calls_in_a_turn,
     running_endpoint,
     topic_uuid,
 )
-from tests.support.kafka_messages import fields_of, request_module
+from tests.support.kafka_messages import fields_of, framed, request_module
 from tests.support.raw_kafka import connected
 from tieringd.endpoint.endpoint_settings import ADVERTISED
 from tieringd.errors import StorageDenied, StorageUnavailable
+from tieringd.formats.kafka_wire.cursor import uvarint
+from tieringd.formats.object_keys import TopicKey
 
 API_VERSIONS, DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS = 18, 60, 75
 OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -125,6 +132,24 @@ async def test_librdkafka_lists_all_topics(archive, tmp_path):
             assert found.topics.keys() == {"audit", "orders"}
         await asyncio.to_thread(client.close)
         assert endpoint.server.counters.broken_connections == 0
+
+
+async def test_answer_of_all_topics_does_not_stop_the_loop(archive, tmp_path):
+    """Other clients have their turns while many topics, and one of many partitions, are described."""
+    counts = {f"topic-{number}": 1 for number in range(2000)} | {"large": 10_000}
+    for number, (name, count) in enumerate(counts.items()):
+        topic_id = base64.urlsafe_b64encode(number.to_bytes(16)).decode().rstrip("=")
+        await archive.manifests.ensure_topic(TopicKey("kafka", name, topic_id), partition_count=count)
+    every_topic = framed(struct.pack(">hhih", METADATA, 12, 1, -1), b"\0", uvarint(0), b"\0\0\0")
+    async with (
+        running_endpoint(archive, tmp_path / "state") as endpoint,
+        connected(endpoint.server.port) as one,
+    ):
+        assert len((await metadata(one, everything=True)).topics) == len(counts)
+        one.writer.write(every_topic)
+        size = asyncio.create_task(one.reader.readexactly(4))
+        assert await most_calls_in_a_turn(size) < CALLS_IN_A_TURN
+        assert int.from_bytes(size.result()) > sum(counts.values()) * 20
 
 
 async def test_metadata_by_id_finds_the_topic(writer, archive, tmp_path):
