@@ -104,9 +104,8 @@ class ClusterAnswers:
             asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
             served = [self._asked_for(*one) for one in asked]
             denied = [_is_denied(access, name, one) for (_, name), one in zip(asked, served, strict=True)]
-            allowed = [
-                one for one, is_not in zip(served, denied, strict=True) if one is not None and not is_not
-            ]
+            judged = zip(served, denied, strict=True)
+            allowed = [one for one, is_denied in judged if one is not None and not is_denied]
             await self._read(allowed)
             described = await self._described(module, allowed, operations)
             found = [

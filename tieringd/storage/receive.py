@@ -22,6 +22,7 @@ import io
 import os
 import select
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -284,7 +285,8 @@ class _Receiver:
                     raise TimeoutError(f"no data was received for {self._stall_seconds:g} s") from None
                 self.wake_at(min(len(left), _WAKE_BYTES))
                 # A server may hold back the next bytes until it hears that these have come.
-                self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+                if sys.platform == "linux":
+                    self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
                 # After a silence there may be fewer bytes than wake the thread.
                 is_silent = not self._poller.poll(self._stall_seconds * 1000)
                 continue
