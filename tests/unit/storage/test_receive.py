@@ -92,6 +92,11 @@ class Half:
         self.is_sent.set()
         await self.may_go_on.wait()
 
+    async def send_both(self, exchange: Exchange) -> None:
+        await self.send(exchange)
+        exchange.writer.write(content(LARGE)[LARGE // 2 :])
+        await exchange.writer.drain()
+
 
 @pytest.mark.parametrize("new_loop", LOOPS)
 @pytest.mark.parametrize("size", [0, 1, SMALL, RECEIVE_FROM_BYTES, LARGE])
@@ -213,12 +218,7 @@ async def test_receive_waits_for_a_body_that_pauses(new_loop, both_ends, executo
     async def scenario() -> None:
         half = Half()
 
-        async def answer(exchange: Exchange) -> None:
-            await half.send(exchange)
-            exchange.writer.write(content(LARGE)[LARGE // 2 :])
-            await exchange.writer.drain()
-
-        async with serving(answer, tls=server_tls) as url, new_session() as session:
+        async with serving(half.send_both, tls=server_tls) as url, new_session() as session:
             reading = asyncio.create_task(get(session, url, executor, client_tls))
             await half.is_sent.wait()
             await asyncio.sleep(0.1)  # The silence itself.
@@ -235,13 +235,8 @@ async def test_thread_that_sleeps_acknowledges_what_came_at_once(new_loop, execu
     async def scenario() -> None:
         half = Half()
 
-        async def answer(exchange: Exchange) -> None:
-            await half.send(exchange)
-            exchange.writer.write(content(LARGE)[LARGE // 2 :])
-            await exchange.writer.drain()
-
         async with (
-            serving(answer) as url,
+            serving(half.send_both) as url,
             new_session() as session,
             session.get(url) as response,
             asyncio.timeout(60),
