@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def counted_calls() -> Iterator[Callable[[], int]]:
-    """Count the calls of this thread in the context. It gives a function that returns the count so far."""
+    """Count the calls of this thread in the context, which gives a function that returns the count so far."""
     count = 0
 
     def note(_: FrameType, event: str, __: object) -> None:

@@ -71,8 +71,8 @@ def _query(spark: SparkSession, table: str) -> None:
     """
     Group, write Parquet files, and read them.
 
-    Most sessions of the tests need the classes of this. Those of streams and of Python's data sources take
-    longer to archive than the few sessions that need them would save.
+    Most sessions of the tests need the classes of these operations. Those of streams and of Python's data
+    sources take longer to archive than the few sessions that need them would save.
     """
     spark.range(10).groupBy("id").count().collect()
     spark.range(100).write.parquet(table)

@@ -327,8 +327,8 @@ class Wire:
             self._wake_at = size
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
         if size > 1:
-            # A broker holds back the end of what it sends until it hears that the rest has come. The kernel
-            # would tell it late, because it expects an answer of ours to carry that: each such wait is 10 ms.
+            # A broker's kernel holds back the end of an answer until the rest is acknowledged. Ours would
+            # acknowledge late, because it expects our next request to carry that: each wait takes 10 ms.
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def splice_to(self, other: Wire, size: int, pipes: PipePool) -> int | None:

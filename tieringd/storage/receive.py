@@ -284,7 +284,7 @@ class _Receiver:
                 if is_silent:
                     raise TimeoutError(f"no data was received for {self._stall_seconds:g} s") from None
                 self.wake_at(min(len(left), _WAKE_BYTES))
-                # A server may hold back the next bytes until it hears that these have come.
+                # A server may hold back the next bytes until these are acknowledged.
                 if sys.platform == "linux":
                     self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
                 # After a silence there may be fewer bytes than wake the thread.

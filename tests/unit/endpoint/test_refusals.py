@@ -283,8 +283,10 @@ def epoch_ends_of(count):
     return framed(struct.pack(">hhih", 23, 4, 1, -1), b"\0", struct.pack(">i", -1), topics)
 
 
-@pytest.mark.parametrize("request_of", [offsets_of, offsets_at_times_of, epoch_ends_of])
-async def test_large_request_does_not_stop_the_loop(archive, tmp_path, request_of):
+@pytest.mark.parametrize(
+    ("request_of", "answer_bytes"), [(offsets_of, 20), (offsets_at_times_of, 20), (epoch_ends_of, 18)]
+)
+async def test_large_request_does_not_stop_the_loop(archive, tmp_path, request_of, answer_bytes):
     """A large request is decoded in a thread, and other clients have their turn while it is answered."""
     async with running_endpoint(archive, tmp_path / "state") as endpoint:
         port = endpoint.server.port
@@ -293,7 +295,7 @@ async def test_large_request_does_not_stop_the_loop(archive, tmp_path, request_o
             large.writer.write(request_of(40_000))
             size = asyncio.create_task(large.reader.readexactly(4))
             assert await most_calls_in_a_turn(size) < CALLS_IN_A_TURN
-            assert len(await large.reader.readexactly(int.from_bytes(size.result()))) > 40_000 * 18
+            assert len(await large.reader.readexactly(int.from_bytes(size.result()))) > 40_000 * answer_bytes
             await small.ask(fetch_request(12, {}, max_bytes=1))
 
 

@@ -34,7 +34,7 @@ def acknowledge_late(sock: socket.socket) -> None:
 
 
 async def test_socket_that_sleeps_acknowledges_at_once(connected_sockets):
-    """A sender that waits to hear of what has come would else wait for a timer, 10 ms each time."""
+    """Otherwise a sender that waits for the acknowledgement waits for a timer, about 10 ms each time."""
     ours, _ = connected_sockets
     wire = Wire(
         ours,
