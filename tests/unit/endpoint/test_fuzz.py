@@ -111,9 +111,8 @@ async def settled(server, seen):
 async def test_no_mutated_frame_harms_others(tmp_path, store, listener):
     """
     Time and calls are those of this thread, which runs the listener, for each frame.
-    Memory is that of the process.
 
-    Without a login no Fetch is answered where there are users.
+    Memory is that of the process. Without a login no Fetch is answered where there are users.
     """
     longest, most_calls, before = 0.0, 0, 0
     async with listener(tmp_path, store) as server:
