@@ -13,6 +13,9 @@ filesystem frees blocks that it had reserved, or a file is edited by hand. The n
 directory finds them, which comes after `FULL_SCAN_EVERY` measurements at the latest. These figures
 alone trim nothing: they tell how much room is needed, and archivers prove what may be trimmed.
 
+The daemon's scan of the logs reads the same times. A log that the newest scan found unchanged is not
+inspected again: its figure is then as old as that scan, which runs every ten seconds by default.
+
 `Filesystems` reports the size and the free space of filesystems, by the directories that are on them. It
 is a port with one implementation, so that services can be tested with fake disks. Free space is what the
 broker can still write, without the part that is reserved for the superuser.
@@ -23,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -31,6 +34,7 @@ from typing import Final, Protocol
 from tieringd.broker.log_dir import is_settled
 from tieringd.errors import LocalFileError
 from tieringd.formats.log_names import LogFileKind, parse_file_name
+from tieringd.model.local_log import LocalLog
 from tieringd.policies.disk_areas import DirectoryUse
 
 FULL_SCAN_EVERY: Final = 20
@@ -135,6 +139,19 @@ def _file_bytes(path: str, device: int) -> Iterable[int]:
             yield _entry_bytes(entry, device)
 
 
+@dataclass(frozen=True, slots=True)
+class ScannedLogs:
+    """The logs that a scan of the log directories read (`log_dir.LogDirRescan`)."""
+
+    scan_number: int
+    """It grows with each scan."""
+    by_path: Mapping[str, LocalLog]
+    """By the partition's directory. An unchanged log is the same object as in the scan before."""
+
+
+NO_SCAN: Final = ScannedLogs(0, {})
+
+
 @dataclass(slots=True)
 class _Measured:
     """
@@ -152,6 +169,8 @@ class _Measured:
     active_modified_ns: int
     measurements_left: int
     """Measurements until the next full scan."""
+    log: LocalLog | None
+    """The log that a scan had read before the directory was inspected for the last time."""
 
     def is_current(self, path: str) -> bool:
         """Say whether the directory *path* and its active segment are as they were."""
@@ -172,9 +191,13 @@ class _Measured:
 class DiskUseMeter:
     """Measures directories as `directory_uses` does, with a memory. Used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, scanned: Callable[[], ScannedLogs] = lambda: NO_SCAN) -> None:
+        """Keep *scanned*, which returns the logs of the newest scan."""
+        self._scanned = scanned
         self._measured: dict[str, dict[str, _Measured]] = {}
         """The partitions' directories in each measured path."""
+        self._scan_numbers: dict[str, int] = {}
+        """The newest scan at the last measurement of each path."""
         self._full_scans = 0
 
     def __call__(self, paths: Sequence[str]) -> tuple[DirectoryUse, ...]:
@@ -188,6 +211,10 @@ class DiskUseMeter:
 
     def _bytes_in(self, path: str, device: int) -> int:
         known, found = self._measured.pop(path, {}), dict[str, _Measured]()
+        scanned = self._scanned()
+        # While the scans stand still, nothing but an inspection shows a change.
+        is_newer = scanned.scan_number > self._scan_numbers.get(path, 0)
+        self._scan_numbers[path] = scanned.scan_number
         total_bytes = 0
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
@@ -197,9 +224,10 @@ class DiskUseMeter:
                     total_bytes += _entry_bytes(entry, device)
                     continue
                 directory = entry.path
-                measured = self._again(directory, known.get(directory))
+                log = scanned.by_path.get(directory)
+                measured = _again(directory, known.get(directory), log, is_newer=is_newer)
                 if measured is None:
-                    size_bytes, measured = self._whole(directory, device, known.get(directory))
+                    size_bytes, measured = self._whole(directory, device, known.get(directory), log)
                     total_bytes += size_bytes
                 else:
                     total_bytes += measured.size_bytes
@@ -208,14 +236,9 @@ class DiskUseMeter:
         self._measured[path] = found
         return total_bytes
 
-    def _again(self, path: str, known: _Measured | None) -> _Measured | None:
-        """Return the known measurement of an unchanged directory; None if it must be scanned again."""
-        if known is None or not known.measurements_left or not known.is_current(path):
-            return None
-        known.measurements_left -= 1
-        return known
-
-    def _whole(self, path: str, device: int, known: _Measured | None) -> tuple[int, _Measured | None]:
+    def _whole(
+        self, path: str, device: int, known: _Measured | None, log: LocalLog | None
+    ) -> tuple[int, _Measured | None]:
         """Scan a directory. Return its bytes, and the measurement to remember, if it is reliable."""
         # If the times are old enough, any change from here on changes one of them.
         now_ns, directory = time.time_ns(), _status(path)
@@ -248,7 +271,26 @@ class DiskUseMeter:
             active.st_size,
             active.st_mtime_ns,
             measurements_left,
+            log,
         )
+
+
+def _again(path: str, known: _Measured | None, log: LocalLog | None, *, is_newer: bool) -> _Measured | None:
+    """
+    Return the known measurement of an unchanged directory; None if it must be scanned again.
+
+    *log* is what the newest scan read there, and *is_newer* says whether that scan is newer than the last
+    measurement.
+    """
+    if known is None or not known.measurements_left:
+        return None
+    # One scan read `known.log` before the last inspection, and this one reads it after: nothing has changed.
+    if not (is_newer and log is not None and log is known.log):
+        if not known.is_current(path):
+            return None
+        known.log = log
+    known.measurements_left -= 1
+    return known
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.archiving.observer import BrokerSnapshot, FollowedPartition, Observation
-from tieringd.broker.disk_use import DiskUseMeter, directory_uses
+from tieringd.broker.disk_use import NO_SCAN, DiskUseMeter, ScannedLogs, directory_uses
 from tieringd.config import Config
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
@@ -82,6 +82,15 @@ def space_partitions(
         if partition.log_dir in log_dirs:
             name = partition.topic_partition
             yield _kept(name, (), HIDDEN if name in snapshot.unclear else NOT_TIERED)
+
+
+def scanned_logs(snapshot: BrokerSnapshot | None) -> ScannedLogs:
+    """Return the logs that *snapshot* has read."""
+    if snapshot is None:
+        return NO_SCAN
+    logs = [seen.log for seen in snapshot.wanted.values()]
+    logs += [one.log for one in (*snapshot.followed, *snapshot.held_back)]
+    return ScannedLogs(snapshot.scan_number, {log.partition.path: log for log in logs})
 
 
 def space_partition(
@@ -165,16 +174,17 @@ class SpaceManager:
         """
         Take the collaborators.
 
-        *ages_ms* returns the time that ages count to. *measure* measures directories, in a thread; a
-        `DiskUseMeter` by default. *tell_cache* is called in each round with the bytes that the chunk
-        cache may hold from now on, and with None when space management is switched off.
+        *ages_ms* returns the time that ages count to. *measure* measures directories, in a thread; by
+        default a `DiskUseMeter` that knows the reconciler's scans. *tell_cache* is called in each round
+        with the bytes that the chunk cache may hold from now on, and with None when space management is
+        switched off.
         """
         self._config = config
         self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
         self._reconciler = reconciler
         self._metrics = metrics
         self._ages_ms = ages_ms
-        self._measure = measure or DiskUseMeter()
+        self._measure = measure or DiskUseMeter(lambda: scanned_logs(reconciler.snapshot))
         self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
         self._short: set[int] = set()

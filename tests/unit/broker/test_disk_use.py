@@ -8,7 +8,8 @@ import os
 import pytest
 
 from tests.support.file_calls import counted_file_calls
-from tieringd.broker.disk_use import FULL_SCAN_EVERY, DiskUseMeter, directory_uses
+from tieringd.broker.disk_use import FULL_SCAN_EVERY, NO_SCAN, DiskUseMeter, ScannedLogs, directory_uses
+from tieringd.broker.log_dir import LogDirRescan
 
 LONG_AGO_NS = 1_700_000_000_000_000_000
 PARTITIONS = 5
@@ -33,7 +34,7 @@ def log_dir(tmp_path):
             (path / f"{base:020d}.log").write_bytes(bytes(5000))
             (path / f"{base:020d}.index").write_bytes(b"")
         settle(path)
-    (log_dir / "meta.properties").write_text("version=1\n")
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=c1\n")
     return log_dir
 
 
@@ -43,6 +44,42 @@ def meter(log_dir):
     meter = DiskUseMeter()
     assert meter([str(log_dir)]) == directory_uses([str(log_dir)])
     return meter
+
+
+class Scans:
+    """The scans of one log directory, and a meter that knows the newest one."""
+
+    def __init__(self, log_dir):
+        self.paths = [str(log_dir)]
+        self._rescan = LogDirRescan()
+        self.newest = NO_SCAN
+        self.meter = DiskUseMeter(lambda: self.newest)
+
+    def scan(self):
+        """Read all logs."""
+        logs = map(self._rescan.read, self._rescan.scan(self.paths).partitions)
+        self.newest = ScannedLogs(self.newest.scan_number + 1, {log.partition.path: log for log in logs})
+
+    def measured(self):
+        """Return what the meter says, and the number of stats that it took."""
+        with counted_file_calls() as calls:
+            found = self.meter(self.paths)
+        return found, calls["stat"]
+
+
+@pytest.fixture
+def scans(log_dir):
+    """Give scans of the log directory: one was made, and the meter has measured twice since."""
+    for number in range(PARTITIONS):
+        (log_dir / f"orders-{number}" / "partition.metadata").write_text(
+            "version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAEg\n"
+        )
+        settle(log_dir / f"orders-{number}")
+    scans = Scans(log_dir)
+    scans.scan()
+    assert len(scans.newest.by_path) == PARTITIONS
+    assert scans.measured()[0] == scans.measured()[0] == tuple(directory_uses(scans.paths))
+    return scans
 
 
 def append(path):
@@ -97,6 +134,75 @@ def test_meter_checks_directory_and_active_segment_of_what_did_not_change(meter,
         assert calls["stat"] <= 1 + 2 * PARTITIONS + 2 * listings[-1]
     assert sum(listings) == PARTITIONS
     assert max(listings) == 1
+
+
+def test_meter_takes_unchanged_logs_from_a_newer_scan(scans):
+    """A newer scan has found every log unchanged: the meter asks for the log directory alone."""
+    for _ in range(3):
+        scans.scan()
+        found, stats = scans.measured()
+        # A directory is listed whole now and then, with two stats.
+        assert stats <= 1 + 2
+        assert found == directory_uses(scans.paths)
+
+
+def test_meter_that_measured_before_the_first_scan_takes_logs_from_later_ones(scans):
+    """An inspection that finds nothing changed is reason enough to rely on the scans from then on."""
+    scans.meter = DiskUseMeter(lambda: scans.newest)
+    scans.newest = NO_SCAN
+    scans.measured()
+    for _ in range(2):
+        scans.scan()
+        found, stats = scans.measured()
+    assert stats <= 1 + 2
+    assert found == directory_uses(scans.paths)
+
+
+@pytest.mark.parametrize("change", [append, roll, delete, compact, vanish])
+def test_meter_sees_what_changed_before_a_newer_scan(scans, log_dir, change):
+    """A scan that finds a change lets the meter inspect that directory again."""
+    change(log_dir / "orders-1")
+    scans.scan()
+    assert scans.measured()[0] == directory_uses(scans.paths)
+
+
+@pytest.mark.parametrize("change", [append, roll, delete, compact, vanish])
+def test_meter_inspects_logs_itself_while_scans_stand_still(scans, log_dir, change):
+    """A scan that is as old as the last measurement proves nothing about what came later."""
+    scans.scan()
+    scans.measured()
+    change(log_dir / "orders-1")
+    assert scans.measured()[0] == directory_uses(scans.paths)
+    # The next scan shows the change, so it is not taken for a log that stays as it was measured.
+    scans.scan()
+    assert scans.measured()[0] == directory_uses(scans.paths)
+
+
+@pytest.mark.parametrize("change", [append, roll, delete, compact, vanish])
+def test_meter_is_not_misled_by_a_change_between_scan_and_measurement(scans, log_dir, change):
+    """A change that came after the newest scan is measured after the next one at the latest."""
+    scans.scan()
+    change(log_dir / "orders-1")
+    scans.measured()
+    for path in log_dir.glob("orders-?"):
+        settle(path)
+    scans.scan()
+    assert scans.measured()[0] == directory_uses(scans.paths)
+
+
+def test_meter_lists_each_directory_in_time_beside_scans(scans, log_dir):
+    """What no time shows is found by the full scan, also where scans find every log unchanged."""
+    path = log_dir / "orders-1"
+    scans.scan()
+    before = (path / f"{0:020d}.index").stat(), path.stat()
+    (path / f"{0:020d}.index").write_bytes(bytes(50_000))
+    for one, status in zip((path / f"{0:020d}.index", path), before, strict=True):
+        os.utime(one, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    measured = []
+    for _ in range(FULL_SCAN_EVERY):
+        scans.scan()
+        measured.append(scans.measured()[0])
+    assert measured[-1] == directory_uses(scans.paths) != measured[0]
 
 
 def test_meter_finds_in_time_what_no_time_shows(meter, log_dir):

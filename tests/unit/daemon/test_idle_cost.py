@@ -226,10 +226,10 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert sought[0] == 0
     # All goes on in the tasks that there are.
     assert tasks[0] == 0
-    # A round asks for each directory and each segment. A measurement of the disks asks for
-    # each directory and its active segment, and twice as much where it lists the directory.
+    # A round asks for each directory and each segment. A measurement of the disks takes what the newest round
+    # has seen. It asks for a directory and its active segment where it lists the directory.
     full_scans = PARTITIONS * MEASUREMENTS // FULL_SCAN_EVERY
-    measuring = MEASUREMENTS * (2 * PARTITIONS + LOG_DIR_STATS) + 2 * full_scans
+    measuring = MEASUREMENTS * LOG_DIR_STATS + 2 * full_scans
     assert calls["stat"] <= ROUNDS * (PARTITIONS + segments) + measuring
     # The log directory is listed by each round and measurement, a partition's only when it is read whole. The
     # pins are listed by each scan and by each step of the pinner.
