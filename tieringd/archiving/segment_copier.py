@@ -27,6 +27,7 @@ from tieringd.broker.segment_file import (
     positions_of,
     scan_segment_file,
 )
+from tieringd.compiled.loading import expect_checks
 from tieringd.errors import CorruptDataError, LeadershipChanged, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import EndedBy, SegmentScan
@@ -136,6 +137,7 @@ class SegmentCopier:
             # The file's time is of this host's clock, whether that is right or wrong.
             closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
             urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
+            expect_checks(self._gate.waiting_bytes + segment.size_bytes)
             async with self._gate.upload(partition, segment.size_bytes, urgency):
                 file = await in_thread_or(OpenSegment.close, partial(self._layout.open, segment))
                 try:

@@ -52,10 +52,23 @@ def wanted_walk(size_bytes: int) -> BatchWalk | None:
 
     The check that brings their sum to `WORTH_BYTES` begins to load it.
     """
-    global _checked_bytes, _is_begun  # noqa: PLW0603 one count for a process
+    global _checked_bytes  # noqa: PLW0603 one count for a process
     with _lock:
         _checked_bytes += size_bytes
-        begins = _checked_bytes >= WORTH_BYTES and not _is_begun
+    _begin_if_worth(_checked_bytes)
+    return _walk
+
+
+def expect_checks(size_bytes: int) -> None:
+    """Begin to load the compiled walk if *size_bytes*, which wait to be checked, are worth it."""
+    _begin_if_worth(size_bytes)
+
+
+def _begin_if_worth(size_bytes: int) -> None:
+    """Begin to load the walk in a thread, once in a process, if it can be worth that for *size_bytes*."""
+    global _is_begun  # noqa: PLW0603 one for a process
+    with _lock:
+        begins = size_bytes >= WORTH_BYTES and not _is_begun
         _is_begun = _is_begun or begins
     if begins and find_spec("numba") is not None:
         # Not a daemon thread: an interpreter that ends in the middle of a compilation may crash.
@@ -64,7 +77,6 @@ def wanted_walk(size_bytes: int) -> BatchWalk | None:
             thread.start()
         except RuntimeError as error:
             log.warning("batches are checked without machine code", error=repr(error))
-    return _walk
 
 
 def keep_machine_code_in(directory: str) -> None:

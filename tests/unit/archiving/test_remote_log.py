@@ -16,6 +16,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.segment_copier import CopyRequest
 from tieringd.broker import segment_file
+from tieringd.compiled import loading
 from tieringd.errors import (
     CorruptDataError,
     LeadershipChanged,
@@ -306,6 +307,27 @@ async def test_closing_cancels_every_copy(writer, leadership):
 
     with pytest.raises(asyncio.CancelledError):
         await copy
+
+
+async def test_copies_that_wait_have_the_compiled_walk_loaded(writer, archive, leadership, monkeypatch):
+    """A backlog waits at the gate in an outage. Its bytes are worth the walk before one of them is checked."""
+    bases = [writer.closed_segment(bytes(1000)) for _ in range(3)]
+    sizes = [segment.size_bytes for segment in writer.local_log().closed_segments]
+    begun = []
+    monkeypatch.setattr(loading, "_is_begun", False)
+    monkeypatch.setattr(loading, "load", lambda: begun.append(1))
+    monkeypatch.setattr(loading, "WORTH_BYTES", sum(sizes))
+    archive.gate.set_pace(UploadPace(1, None, is_listening=True))
+    async with asyncio.TaskGroup() as tasks:
+        waiting = []
+        for base in bases:
+            assert not loading._is_begun
+            waiting.append(tasks.create_task(copied(archive.remote_log, leadership, writer, base)))
+            await asyncio.sleep(0)
+        assert archive.gate.waiting_uploads == len(bases)
+        assert loading._is_begun
+        for task in waiting:
+            task.cancel()
 
 
 async def test_copy_of_a_segment_that_was_just_closed_passes_the_brake(writer, leadership, store):

@@ -264,6 +264,20 @@ class TestLoading:
                 thread.join()
         assert begun == [1]
 
+    def test_many_bytes_that_wait_load_it_before_one_is_checked(self, monkeypatch):
+        """A backlog is known while the store is away: the walk is there when it returns."""
+        begun = []
+        monkeypatch.setattr(loading, "load", lambda: begun.append(1))
+        loading.expect_checks(loading.WORTH_BYTES - 1)
+        assert not loading._is_begun
+        loading.expect_checks(loading.WORTH_BYTES)
+        loading.expect_checks(loading.WORTH_BYTES)
+        assert loading.wanted_walk(loading.WORTH_BYTES) is None
+        for thread in loading.threading.enumerate():
+            if thread.name == "load the compiled walk":
+                thread.join()
+        assert begun == [1]
+
     def test_without_numba_nothing_is_loaded(self, monkeypatch):
         """A plain installation has the loops in Python, and no warning."""
         monkeypatch.setattr(loading, "find_spec", lambda _name: None)
