@@ -310,7 +310,7 @@ async def test_closing_cancels_every_copy(writer, leadership):
 
 
 async def test_copies_that_wait_have_the_compiled_walk_loaded(writer, archive, leadership, monkeypatch):
-    """A backlog waits at the gate in an outage. Its bytes are worth the walk before one of them is checked."""
+    """A backlog waits at the gate in an outage. Its bytes are worth the walk before one is checked."""
     bases = [writer.closed_segment(bytes(1000)) for _ in range(3)]
     sizes = [segment.size_bytes for segment in writer.local_log().closed_segments]
     begun = []
