@@ -4,7 +4,12 @@ How does tieringd compare with Kafka's own tiered storage?
 The same work for both, in turns, each time in front of a new broker: a steady producer (`acks=all`) writes
 records of 1 KiB into four partitions; each closed segment is tiered and then trimmed; then everything is read
 back, first with nothing cached and then once more. A broker without tiering does the producer's part as well:
-what the other two cost more than that is the price of tiering.
+what the other two cost more than that is the price of tiering. Each broker has taken records of another topic
+before, at the same rate: the first seconds of a broker are those of its compiler, and differ by more CPU
+seconds than tiering takes.
+
+Everything is read twice by a client that takes next to nothing of the machine, and then twice by librdkafka,
+which makes records of it and takes more than the server does.
 
 A segment's lag ends where it is durable. Both keep their defaults, so Kafka's copy task runs every 30 s.
 Both stores are directories on one disk, and both answer at once: Kafka's `LocalTieredStorage` copies files
@@ -14,8 +19,8 @@ and syncs nothing, tieringd's file store checks each batch, syncs, and commits a
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -25,9 +30,11 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
+from benchmarks.fetching_client import FetchingClient
 from benchmarks.gateway_clients import AnyPartitionReader
 from benchmarks.harness import GIB, Worker, machine, write_json
-from benchmarks.tiering_sides import KAFKA, PARTITIONS, PLAIN, TIERINGD, TOPIC, running_side
+from benchmarks.paced_producer import RECORD_BYTES
+from benchmarks.tiering_sides import KAFKA, PARTITIONS, PLAIN, TIERINGD, TOPIC, WARM_TOPIC, running_side
 from tests.support.kafka_jars import KAFKA_VERSION
 from tests.support.topic_config import set_topic_config
 
@@ -37,10 +44,17 @@ if TYPE_CHECKING:
     from benchmarks.tiering_sides import Side
 
 MIB = 1 << 20
-_RECORD_BYTES = 1024
+_WARM_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 300
-_P99 = re.compile(r" ([\d.]+) ms 99th")
+
+
+LIBRDKAFKA = " by librdkafka"
+CLIENTS: dict[str, type[FetchingClient | AnyPartitionReader]] = {
+    "": FetchingClient,
+    LIBRDKAFKA: AnyPartitionReader,
+}
+"""The clients that read, and what is added to the names of their figures."""
 
 
 @dataclass
@@ -48,8 +62,10 @@ class Result:
     """One turn of one side."""
 
     produce_p99_ms: float
-    cpu_seconds: float
-    """CPU seconds of the broker and the daemon, from the first record until the last trim."""
+    broker_cpu_seconds: float
+    """CPU seconds of the broker, from the first record until the last trim."""
+    daemon_cpu_seconds: float
+    """The daemon's likewise."""
     lag_seconds: float = 0.0
     """Time from the last record until every closed segment was durable."""
     mean_age_seconds: float = 0.0
@@ -64,55 +80,69 @@ class Result:
     """CPU seconds of the broker and the daemon per GiB read, without the client."""
     digests: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds of both."""
+        return self.broker_cpu_seconds + self.daemon_cpu_seconds
+
 
 def measure(name: str, directory: Path, *, seconds: float, rate_mib: float, segment_mib: int) -> Result:
     """Do the work once on one side."""
-    records = int(seconds * rate_mib * MIB / _RECORD_BYTES)
+    records = int(seconds * rate_mib * MIB / RECORD_BYTES)
     with running_side(name, directory, segment_bytes=segment_mib * MIB) as side:
-        cpu_before = side.cpu_seconds()
         waiting: list[int] = []
-        p99 = _produce(side, records, rate_mib, waiting)
+        cpu_before, p99 = _produce(side, records, rate_mib, waiting)
         ended = time.monotonic()
         if name == PLAIN:
-            return Result(p99, side.cpu_seconds() - cpu_before)
+            return Result(p99, *_since(cpu_before, side))
         _close_all(side)
         _until(side, lambda: not side.segments.waiting, "every closed segment is durable")
         lag = side.segments.last_durable_at - ended
         _until(side, lambda: side.local_bytes() < MIB, "everything durable is trimmed")
         result = Result(
             p99,
-            side.cpu_seconds() - cpu_before,
+            *_since(cpu_before, side),
             lag_seconds=lag,
             mean_age_seconds=fmean(side.segments.ages()),
             waiting_mean_mib=fmean(waiting) / MIB,
             waiting_most_mib=max(waiting) / MIB,
             trimmed_seconds=time.monotonic() - ended,
         )
-        side.start_cold()
-        _read(side, records + PARTITIONS, result)
+        for client, reader in CLIENTS.items():
+            side.start_cold()
+            _read(side, client, reader, records + PARTITIONS, result)
         return result
 
 
-def _produce(side: Side, records: int, rate_mib: float, waiting: list[int]) -> float:
-    """Write the records at a steady rate, and sample what waits; return the 99th percentile in ms."""
-    command = side.behind.cluster.broker.command(
-        "org.apache.kafka.tools.ProducerPerformance",
-        *("--topic", TOPIC, "--num-records", str(records), "--record-size", str(_RECORD_BYTES)),
-        *("--throughput", str(int(rate_mib * MIB / _RECORD_BYTES))),
-        *("--producer-props", f"bootstrap.servers={side.bootstrap}", "acks=all", "batch.size=131072"),
-        "linger.ms=5",
-    )
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as producer:
+def _since(before: tuple[float, float], side: Side) -> tuple[float, float]:
+    """Return the CPU seconds of broker and daemon since they were *before*."""
+    broker, daemon = side.cpu_seconds()
+    return broker - before[0], daemon - before[1]
+
+
+def _produce(
+    side: Side, records: int, rate_mib: float, waiting: list[int]
+) -> tuple[tuple[float, float], float]:
+    """
+    Write the records at a steady rate, and sample what waits.
+
+    Returns what `cpu_seconds` was when the first record was written, and the 99th percentile in ms.
+    """
+    command = [sys.executable, "-m", "benchmarks.paced_producer", side.bootstrap]
+    command += [WARM_TOPIC, str(_WARM_SECONDS), TOPIC, str(records), str(rate_mib)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as producer:
+        assert producer.stdin is not None
+        assert producer.stdout is not None
+        assert producer.stdout.readline() == "warm\n", "the producer failed"
+        cpu_before = side.cpu_seconds()
+        producer.stdin.write("begin\n")
+        producer.stdin.flush()
         while producer.poll() is None:
             side.segments.sample()
             waiting.append(side.segments.waiting_bytes)
             time.sleep(_POLL_SECONDS)
-        assert producer.stdout is not None
-        last = producer.stdout.read().splitlines()[-1]
-    found = _P99.search(last)
-    assert producer.returncode == 0, f"the producer failed: {last}"
-    assert found, f"the producer names no 99th percentile: {last}"
-    return float(found[1])
+        assert producer.returncode == 0, "the producer failed"
+        return cpu_before, float(producer.stdout.read())
 
 
 def _close_all(side: Side) -> None:
@@ -136,17 +166,18 @@ def _until(side: Side, is_so: Callable[[], bool], what: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _read(side: Side, records: int, result: Result) -> None:
-    """Read everything twice, timed, and once more for its digests."""
-    gibibytes = records * _RECORD_BYTES / GIB
-    with Worker(
-        AnyPartitionReader, side.read_port, TOPIC, PARTITIONS, records, gibibytes=gibibytes
-    ) as reader:
+def _read(
+    side: Side, client: str, reader: type[FetchingClient | AnyPartitionReader], records: int, result: Result
+) -> None:
+    """Read everything twice, timed; and once more for its digests, if the client reads records."""
+    gibibytes = records * RECORD_BYTES / GIB
+    with Worker(reader, side.read_port, TOPIC, PARTITIONS, records, gibibytes=gibibytes) as worker:
         for which in ("cold", "warm"):
             before = side.cpu_seconds()
-            result.read_gib_per_s[which] = reader.upload().throughput
-            result.read_cpu_per_gib[which] = (side.cpu_seconds() - before) / gibibytes
-        result.digests = {key: bytes(value) for key, value in reader.sent_files().items()}
+            result.read_gib_per_s[which + client] = worker.upload().throughput
+            result.read_cpu_per_gib[which + client] = sum(_since(before, side)) / gibibytes
+        if reader is AnyPartitionReader:
+            result.digests = {key: bytes(value) for key, value in worker.sent_files().items()}
 
 
 def ratios_of(results: dict[str, list[Result]]) -> dict[str, float]:
@@ -170,6 +201,8 @@ def ratios_of(results: dict[str, list[Result]]) -> dict[str, float]:
         "warm_cpu_vs_kafka": ratio(lambda one: one.read_cpu_per_gib["warm"]),
         "produce_p99_vs_kafka": ratio(lambda one: one.produce_p99_ms),
         "waiting_vs_kafka": ratio(lambda one: one.waiting_mean_mib),
+        "cold_by_librdkafka_vs_kafka": ratio(lambda one: one.read_gib_per_s["cold" + LIBRDKAFKA]),
+        "warm_by_librdkafka_vs_kafka": ratio(lambda one: one.read_gib_per_s["warm" + LIBRDKAFKA]),
     }
 
 
@@ -214,17 +247,17 @@ def _printed(results: dict[str, list[Result]]) -> dict[str, float]:
     """Print a line for each figure with a column for each side; return all of them by name."""
     rows: dict[str, Callable[[Result], float]] = {
         "produce p99, ms": lambda one: one.produce_p99_ms,
-        "CPU of broker and daemon, s": lambda one: one.cpu_seconds,
+        "CPU of the broker, s": lambda one: one.broker_cpu_seconds,
+        "CPU of the daemon, s": lambda one: one.daemon_cpu_seconds,
         "last record to all durable, s": lambda one: one.lag_seconds,
         "closed to durable, mean s": lambda one: one.mean_age_seconds,
         "last record to all trimmed, s": lambda one: one.trimmed_seconds,
         "closed and waiting, mean MiB": lambda one: one.waiting_mean_mib,
         "closed and waiting, most MiB": lambda one: one.waiting_most_mib,
-        "cold read, GiB/s": lambda one: one.read_gib_per_s.get("cold", 0.0),
-        "warm read, GiB/s": lambda one: one.read_gib_per_s.get("warm", 0.0),
-        "cold read, CPU s/GiB": lambda one: one.read_cpu_per_gib.get("cold", 0.0),
-        "warm read, CPU s/GiB": lambda one: one.read_cpu_per_gib.get("warm", 0.0),
     }
+    for which in (which + client for client in CLIENTS for which in ("cold", "warm")):
+        rows[f"{which}, GiB/s"] = lambda one, which=which: one.read_gib_per_s.get(which, 0.0)
+        rows[f"{which}, CPU s/GiB"] = lambda one, which=which: one.read_cpu_per_gib.get(which, 0.0)
     width = max(map(len, rows))
     print(f"{'':{width}}" + "".join(f" {name:>12}" for name in results))
     figures = {}

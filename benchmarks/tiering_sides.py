@@ -1,7 +1,8 @@
 """
 The sides of `benchmarks.kafka_tiering`: a broker alone, with Kafka's own tiering, and with tieringd.
 
-Each is a new broker with the JVM options of Kafka's start scripts, and one topic. Both stores are
+Each is a new broker with the JVM options of Kafka's start scripts, one topic to tier, and one that is
+written to before. Both stores are
 directories on the same disk: Kafka's own `LocalTieredStorage`, from the test jar that Kafka publishes, and
 tieringd's file store.
 """
@@ -9,7 +10,6 @@ tieringd's file store.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from benchmarks.closed_segments import ClosedSegments
 from benchmarks.daemon_events import DaemonEvents
+from benchmarks.harness import process_cpu_seconds
 from benchmarks.kept_code import kept_machine_code
 from tests.support.daemon import NewDaemon, running_daemon, write_config
 from tests.support.gateways import BrokerBehind
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 PLAIN, KAFKA, TIERINGD = "no tiering", "Kafka's own", "tieringd"
 TOPIC: Final = "orders"
+WARM_TOPIC: Final = "warming"
+"""It is never tiered."""
 PARTITIONS: Final = 4
 _HEAP_MIB = 1024
 _PRODUCTION: Final = (
@@ -47,7 +50,6 @@ _PRODUCTION: Final = (
 _TIERED_NAME = re.compile(rf"^{TOPIC}-(\d+)-")
 _LAST_FILE = ".leader_epoch_checkpoint"
 """`LocalTieredStorage` copies a segment's files one after the other, and this one last."""
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _NO_SEGMENTS: Final[tuple[SegmentName, ...]] = ()
 
 
@@ -71,10 +73,10 @@ class Side:
         """Return the broker's log directory."""
         return self.behind.cluster.log_dir()
 
-    def cpu_seconds(self) -> float:
-        """Return the user and system time of the broker and of the daemon that runs now."""
-        pids = [self.behind.cluster.broker.pid, *(one.server.pid for one in self._daemons[-1:])]
-        return sum(map(_cpu_seconds, pids))
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Return the user and system time of the broker, and of the daemon that runs now, if there is one."""
+        daemon = sum(process_cpu_seconds(one.server.pid) for one in self._daemons[-1:])
+        return process_cpu_seconds(self.behind.cluster.broker.pid), daemon
 
     def start_cold(self) -> None:
         """Start what tiers anew, with nothing cached on this host but the pages of files."""
@@ -106,6 +108,7 @@ def running_side(name: str, directory: Path, *, segment_bytes: int) -> Iterator[
         if name == KAFKA:
             configs |= {"remote.storage.enable": "true", "local.retention.bytes": "1"}
         asyncio.run(behind.cluster.create_topic(TOPIC, partitions=PARTITIONS, configs=configs))
+        asyncio.run(behind.cluster.create_topic(WARM_TOPIC, partitions=PARTITIONS))
         log_dir, port = behind.cluster.log_dir(), behind.cluster.broker.port
         if name == PLAIN:
             yield Side(behind, port, ClosedSegments(log_dir, TOPIC, lambda: _NO_SEGMENTS))
@@ -225,8 +228,3 @@ def _test_jar() -> Path:
             raise MissingPartError(f"Maven could not fetch {artifact}:\n{done.stdout}{done.stderr}")
         (Path(temporary) / jar.name).rename(jar)
     return jar
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
