@@ -21,7 +21,7 @@ from functools import partial
 from crc32c import crc32c
 
 from tieringd.broker.local_errors import named_errors
-from tieringd.compiled.loading import wanted_walk
+from tieringd.compiled.loading import loaded_walk, note_checked
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_files import (
     offset_index_columns,
@@ -228,22 +228,25 @@ def scan_segment_file(
         None if part.is_open else part.next_offset,
         stop_offset=part.next_offset,
         index_interval_bytes=index_interval_bytes,
-        walk=wanted_walk(segment.size_bytes - begin),
+        walk=loaded_walk(),
         source=segment.path,
     )
     buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes - begin)))
-    with _reading(segment.path):
-        # Each read begins at the first byte that was not consumed. The bytes read twice are less than a
-        # batch, and come from the page cache.
-        while not scanner.is_done and (left := segment.size_bytes - position):
-            if len(buffer) < scanner.wanted_bytes <= left:
-                buffer = memoryview(bytearray(scanner.wanted_bytes))
-            view = buffer[: min(left, len(buffer))]
-            _read_fully(fd, view, position, segment)
-            consumed = scanner.feed(view)
-            if not consumed and scanner.wanted_bytes > left:
-                break
-            position += consumed
+    try:
+        with _reading(segment.path):
+            # Each read begins at the first byte that was not consumed. The bytes read twice are less than a
+            # batch, and come from the page cache.
+            while not scanner.is_done and (left := segment.size_bytes - position):
+                if len(buffer) < scanner.wanted_bytes <= left:
+                    buffer = memoryview(bytearray(scanner.wanted_bytes))
+                view = buffer[: min(left, len(buffer))]
+                _read_fully(fd, view, position, segment)
+                consumed = scanner.feed(view)
+                if not consumed and scanner.wanted_bytes > left:
+                    break
+                position += consumed
+    finally:
+        note_checked(position - begin, scanner.batch_count)
     return scanner.finish(segment.size_bytes - position)
 
 

@@ -25,16 +25,19 @@ from tieringd.compiled.walks import BatchWalk
 log = structlog.get_logger(__name__)
 
 
-WORTH_BYTES = 1 << 30
+WORTH_BYTES, WORTH_BATCHES = 1 << 30, 1 << 16
 """
-A process that has checked so many bytes of segments loads the walk: they took up to a second of CPU, and so
-does loading. The size of single segments says nothing: a broker's segments are always smaller than its limit,
-and many small partitions write as much as a large one.
+A process that has checked so many bytes of segments, in so many batches, loads the walk. Batches count
+because what the loop in Python costs is a microsecond or two for each: a GiB of the largest ones costs
+hardly more in Python, and a GiB of the smallest a second, as much as loading. The size of single segments
+says nothing: a broker's segments are always smaller than its limit, and many small partitions write as
+much as a large one. Bytes that wait are as good a reason: after an outage of the store, a process that
+loads the walk only then checks the first ones slowly, and the next ones beside the load.
 """
 
 _lock = threading.Lock()
 _is_begun = False
-_checked_bytes = 0
+_checked_bytes = _checked_batches = 0
 _walk: BatchWalk | None = None
 _kept_in: Path | None = None
 """The directory of kept machine code, where this process has chosen it."""
@@ -46,29 +49,35 @@ def loaded_walk() -> BatchWalk | None:
     return _walk
 
 
-def wanted_walk(size_bytes: int) -> BatchWalk | None:
+def note_checked(size_bytes: int, batches: int) -> None:
     """
-    Return the compiled walk for a check of *size_bytes*, if this process has loaded it.
+    Note that so much was checked.
 
-    The check that brings their sum to `WORTH_BYTES` begins to load it.
+    The check that brings the sums to `WORTH_BYTES` and `WORTH_BATCHES` begins to load the walk.
     """
-    global _checked_bytes  # noqa: PLW0603 one count for a process
+    global _checked_bytes, _checked_batches  # noqa: PLW0603 one count for a process
     with _lock:
         _checked_bytes += size_bytes
-    _begin_if_worth(_checked_bytes)
-    return _walk
+        _checked_batches += batches
+    _begin_if_worth(_checked_bytes, _checked_batches)
 
 
 def expect_checks(size_bytes: int) -> None:
-    """Begin to load the compiled walk if *size_bytes*, which wait to be checked, are worth it."""
-    _begin_if_worth(size_bytes)
+    """
+    Begin to load the compiled walk if *size_bytes*, which wait to be checked, are worth it.
+
+    Their batches are taken to be as large as those that were checked before. At first only bytes count.
+    """
+    batches = size_bytes * _checked_batches // _checked_bytes if _checked_bytes else WORTH_BATCHES
+    _begin_if_worth(size_bytes, batches)
 
 
-def _begin_if_worth(size_bytes: int) -> None:
-    """Begin to load the walk in a thread, once in a process, if it can be worth that for *size_bytes*."""
+def _begin_if_worth(size_bytes: int, batches: int) -> None:
+    """Begin to load the walk in a thread, once in a process, if it is worth that for so much."""
     global _is_begun  # noqa: PLW0603 one for a process
     with _lock:
-        begins = size_bytes >= WORTH_BYTES and not _is_begun
+        is_worth = size_bytes >= WORTH_BYTES and batches >= WORTH_BATCHES
+        begins = is_worth and not _is_begun
         _is_begun = _is_begun or begins
     if begins and find_spec("numba") is not None:
         # Not a daemon thread: an interpreter that ends in the middle of a compilation may crash.

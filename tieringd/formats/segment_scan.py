@@ -166,6 +166,11 @@ class SegmentScanner:
         """Return whether the end was found before the bytes ended. More bytes change nothing."""
         return self._ended_by is not None
 
+    @property
+    def batch_count(self) -> int:
+        """Return the number of whole batches that were scanned so far."""
+        return self._batch_count
+
     def feed(self, view: memoryview) -> int:  # noqa: C901, PLR0912, PLR0915 - flat: the hot path
         """
         Scan the whole batches at the front of *view*; return their size in bytes.

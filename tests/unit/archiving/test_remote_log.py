@@ -316,6 +316,7 @@ async def test_copies_that_wait_have_the_compiled_walk_loaded(writer, archive, l
     begun = []
     monkeypatch.setattr(loading, "_is_begun", False)
     monkeypatch.setattr(loading, "load", lambda: begun.append(1))
+    monkeypatch.setattr(loading, "_checked_bytes", 0)
     monkeypatch.setattr(loading, "WORTH_BYTES", sum(sizes))
     archive.gate.set_pace(UploadPace(1, None, is_listening=True))
     async with asyncio.TaskGroup() as tasks:

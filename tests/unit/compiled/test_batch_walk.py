@@ -248,42 +248,67 @@ class TestLoading:
     def not_loaded(self, monkeypatch):
         monkeypatch.setattr(loading, "_is_begun", False)
         monkeypatch.setattr(loading, "_checked_bytes", 0)
+        monkeypatch.setattr(loading, "_checked_batches", 0)
         monkeypatch.setattr(loading, "_walk", None)
 
-    def test_many_bytes_load_it_once_in_the_background(self, monkeypatch):
-        """Small segments count together. The caller does not wait, and later callers get it."""
+    @pytest.fixture
+    def begun(self, monkeypatch):
+        """Give what was begun, instead of a load."""
         begun = []
         monkeypatch.setattr(loading, "load", lambda: begun.append(1))
+        return begun
+
+    def test_many_batches_load_it_once_in_the_background(self, begun):
+        """Small segments count together. The caller does not wait, and later callers get it."""
         for _ in range(63):
-            assert loading.wanted_walk(16 << 20) is None
+            loading.note_checked(16 << 20, 1024)
         assert not loading._is_begun
-        assert loading.wanted_walk(16 << 20) is None
-        assert loading.wanted_walk(1 << 40) is None
-        for thread in loading.threading.enumerate():
-            if thread.name == "load the compiled walk":
-                thread.join()
+        for _ in range(3):
+            loading.note_checked(16 << 20, 1024)
+        self.wait()
         assert begun == [1]
 
-    def test_many_bytes_that_wait_load_it_before_one_is_checked(self, monkeypatch):
+    def test_few_batches_or_few_bytes_do_not_load_it(self, begun):
+        """A GiB of the largest batches costs hardly more in Python, and few bytes cost nothing."""
+        for _ in range(64):
+            loading.note_checked(16 << 20, 1023)
+        loading.expect_checks(1 << 30)
+        assert not loading._is_begun
+        loading.note_checked(16 << 20, 64)
+        self.wait()
+        assert begun == [1]
+
+    def test_many_bytes_that_wait_load_it_before_one_is_checked(self, begun):
         """A backlog is known while the store is away: the walk is there when it returns."""
-        begun = []
-        monkeypatch.setattr(loading, "load", lambda: begun.append(1))
         loading.expect_checks(loading.WORTH_BYTES - 1)
         assert not loading._is_begun
         loading.expect_checks(loading.WORTH_BYTES)
         loading.expect_checks(loading.WORTH_BYTES)
-        assert loading.wanted_walk(loading.WORTH_BYTES) is None
-        for thread in loading.threading.enumerate():
-            if thread.name == "load the compiled walk":
-                thread.join()
+        self.wait()
+        assert begun == [1]
+
+    def test_bytes_that_wait_count_as_the_batches_that_were_checked(self, begun):
+        """A backlog in batches of 64 KiB is worth it from 65,536 of them on."""
+        loading.note_checked(16 << 20, 256)
+        loading.expect_checks((4 << 30) - 1)
+        assert not loading._is_begun
+        loading.expect_checks(4 << 30)
+        self.wait()
         assert begun == [1]
 
     def test_without_numba_nothing_is_loaded(self, monkeypatch):
         """A plain installation has the loops in Python, and no warning."""
         monkeypatch.setattr(loading, "find_spec", lambda _name: None)
         monkeypatch.setattr(loading, "load", lambda: pytest.fail("there is nothing to load"))
-        assert loading.wanted_walk(loading.WORTH_BYTES) is None
+        loading.note_checked(loading.WORTH_BYTES, loading.WORTH_BATCHES)
         assert loading.loaded_walk() is None
+
+    @staticmethod
+    def wait():
+        """Return when the load that was begun has ended."""
+        for thread in loading.threading.enumerate():
+            if thread.name == "load the compiled walk":
+                thread.join()
 
     def test_processor_without_the_instruction_has_none(self, monkeypatch):
         """Another processor than the code is for uses the loops in Python."""
