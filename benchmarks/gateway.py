@@ -3,10 +3,11 @@ What does reading through the gateway cost, and how fast is the archive behind i
 
 One real broker, a daemon with a gateway, a store, and librdkafka as the client. The same records are read
 from the broker, from the broker through the gateway, and from the archive through the gateway, in turns,
-and must be the same. Then the archive again with an empty cache, beside bare GETs of its objects: behind a
-link as a store has it, and without. Latency is that of one small fetch on one connection. Everything
-shares the machine, so the CPU of gateway, broker, store and client counts against throughput: with
-more cores it would not.
+and must be the same. Then the archive again with an empty cache, beside bare GETs of its objects: behind
+a link as a store has it, and without. Without the link librdkafka is the limit, so a client reads as well
+that takes next to nothing (`benchmarks.fetching_client`). Latency is that of one small fetch on one
+connection. Everything shares the machine, so the CPU of gateway, broker, store and client counts against
+throughput: with more cores it would not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from benchmarks.fetching_client import FetchingClient
 from benchmarks.gateway_archive import LOCAL, PARTITIONS, TIERED, VALUE_BYTES, BareGets, running_twins
 from benchmarks.gateway_clients import RdkafkaReader, RoundTrips, idle_connections
 from benchmarks.harness import GIB, Figures, Worker, machine, print_table, process_cpu_seconds, write_json
@@ -56,10 +58,15 @@ def measure_reads(twins: Twins, *, records: int, rounds: int) -> dict[str, Figur
 
 
 def measure_cold(
-    twins: Twins, store_port: int, *, records: int, rounds: int
+    twins: Twins,
+    store_port: int,
+    *,
+    records: int,
+    rounds: int,
+    client: type[RdkafkaReader | FetchingClient] = RdkafkaReader,
 ) -> tuple[Figures, Figures, float]:
     """
-    Read the archive with an empty cache and get its objects, in turns.
+    Read the archive by *client* with an empty cache, and get its objects, in turns.
 
     Returns the figures of both, and the CPU seconds that the daemon took for each GiB.
     """
@@ -69,7 +76,7 @@ def measure_cold(
     bare: list[Sample] = []
     daemon_seconds: list[float] = []
     with (
-        Worker(RdkafkaReader, twins.behind.port, TIERED, PARTITIONS, records, gibibytes=gibibytes) as reader,
+        Worker(client, twins.behind.port, TIERED, PARTITIONS, records, gibibytes=gibibytes) as reader,
         Worker(BareGets, twins.urls(store_port), size_bytes, gibibytes=gibibytes) as gets,
     ):
         gets.upload()
@@ -135,8 +142,12 @@ def main() -> None:
             twins.store_port, mib_per_second=_LINK_MIB_PER_SECOND, latency_ms=_LINK_LATENCY_MS
         ) as link:
             reads["cold"], reads["bare GET"], _ = measure_cold(twins, link, records=read, rounds=cold_rounds)
+        store_port = twins.store_port
+        reads["cold, no link, librdkafka"], reads["bare, no link, librdkafka"], _ = measure_cold(
+            twins, store_port, records=read, rounds=cold_rounds
+        )
         reads["cold, no link"], reads["bare, no link"], cold_cpu = measure_cold(
-            twins, twins.store_port, records=read, rounds=cold_rounds
+            twins, store_port, records=read, rounds=cold_rounds, client=FetchingClient
         )
     print(f"{records} records of {VALUE_BYTES} bytes in {PARTITIONS} partitions, {rounds} rounds")
     print_table(reads, reference="direct")
@@ -149,6 +160,9 @@ def main() -> None:
         "warm_vs_direct": speed["warm"] / speed["direct"],
         "cold_vs_bare_get": speed["cold"] / speed["bare GET"],
         "cold_vs_bare_get_without_link": speed["cold, no link"] / speed["bare, no link"],
+        "cold_by_librdkafka_vs_bare_get_without_link": (
+            speed["cold, no link, librdkafka"] / speed["bare, no link, librdkafka"]
+        ),
         "cold_cpu_s_per_gib": cold_cpu,
         "added_ms_p50": trips_ms["gateway"][0] - trips_ms["direct"][0],
         "added_ms_p99": trips_ms["gateway"][1] - trips_ms["direct"][1],
