@@ -41,6 +41,7 @@ from tieringd.errors import (
     LocalFileError,
     StorageError,
     StorageUnavailable,
+    TieringError,
 )
 from tieringd.formats.object_keys import TopicKey, topic_key
 from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
@@ -192,6 +193,15 @@ class _Circumstances:
     """The number of partitions on record of each topic, by name and id."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LastScan:
+    """What the last scan read of the partitions, under the circumstances of the observations."""
+
+    files: Sequence[tuple[LocalLog, tuple[Pin, ...]]]
+    bounds: Mapping[TopicPartition, LogBounds | TieringError]
+    followed: Sequence[FollowedPartition]
+
+
 class Observer:
     """
     Scan the log directories and ask the broker.
@@ -201,7 +211,8 @@ class Observer:
 
     Nearly all of ten thousand partitions are unchanged in any one scan. What follows from their names and
     roles is kept (`listed_partitions`). A partition whose log, pins and bounds are the same, under the same
-    circumstances, keeps its observation without another look at the rest.
+    circumstances, keeps its observation without another look at the rest. Where that holds for all of them,
+    none is looked at.
     """
 
     def __init__(
@@ -236,6 +247,8 @@ class Observer:
         self._tiered: TieredPartitions | None = None
         self._circumstances: _Circumstances | None = None
         """Those of the observations in `_observed`."""
+        self._last_scan: _LastScan | None = None
+        """None where the last scan held partitions back, and after a scan of some partitions alone."""
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
         self._described_topics: frozenset[str] = frozenset()
@@ -309,6 +322,7 @@ class Observer:
                 again[leadership] = Observation(
                     local_log, found, earlier.topic, pins, scan_began_at, scan_number=scan_number
                 )
+            self._last_scan = None
             self._observed |= {one.partition.topic_partition: (one, seen) for one, seen in again.items()}
             self._wanted = self._wanted | again
             return again
@@ -328,7 +342,7 @@ class Observer:
         view, topics, keys = listed.view, tiered.topics, tiered.keys
         files, unclear = await self._files_of(tiered, problems)
         asked_at = asyncio.get_running_loop().time()
-        led = [one for one, _ in files if one.partition.topic_partition not in tiered.followed]
+        led = [one for one, _ in files if not (tiered.followed and _name(one) in tiered.followed)]
         bounds = await self._broker.log_bounds(led, leader_epochs=listed.leader_epochs)
         paused = {key for key in keys if self._registry.is_paused(key)}
         closed = {key for key in keys if self._registry.is_closed(key)}
@@ -337,12 +351,76 @@ class Observer:
         circumstances = _Circumstances(
             tiered, self._registry.is_known, frozenset(paused | closed), self._counts_on_record(keys)
         )
-        settled = self._observed if circumstances == self._circumstances else {}
+        observed, followed, held_back = self._judged(
+            files,
+            bounds,
+            circumstances,
+            scan_number=scan_number,
+            scan_began_at=scan_began_at,
+            problems=problems,
+            unclear=unclear,
+        )
+        self._last_scan = None if held_back else _LastScan(files, dict(bounds), followed)
+        self._remember(observed, circumstances)
+        self._report(problems, scan)
+        self._metrics.followed_partitions.set(led_elsewhere := _led_elsewhere(view, followed))
+        self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
+        self._metrics.paused_topics.set(len(paused))
+        return BrokerSnapshot(
+            cluster,
+            self._wanted,
+            tuple(followed),
+            problems,
+            tuple(held_back),
+            listed.unnamed,
+            tiered.untiered,
+            self._unrecorded_topics(listed),
+            self._config.tiering_defaults,
+            managed,
+            self._remote_delete(listed),
+            frozenset(paused),
+            led_elsewhere,
+            frozenset(unclear),
+            listed.local,
+            topics,
+            scan_number,
+            scan_began_at,
+            asked_at,
+        )
+
+    def _judged(
+        self,
+        files: Sequence[tuple[LocalLog, tuple[Pin, ...]]],
+        bounds: Mapping[TopicPartition, LogBounds | TieringError],
+        circumstances: _Circumstances,
+        *,
+        scan_number: int,
+        scan_began_at: float,
+        problems: dict[str, str],
+        unclear: set[TopicPartition],
+    ) -> tuple[
+        dict[TopicPartition, tuple[Leadership, Observation]],
+        Sequence[FollowedPartition],
+        Sequence[FollowedPartition],
+    ]:
+        """
+        Return the observations of archived partitions, and those that are followed or held back.
+
+        Adds to *problems* and *unclear*. Where all is as in the last scan, no partition is looked at.
+        """
+        tiered = circumstances.tiered
+        cluster, view, topics = tiered.listed.cluster, tiered.listed.view, tiered.topics
+        is_same = circumstances == self._circumstances
+        settled = self._observed if is_same else {}
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
         followed: list[FollowedPartition] = []
         held_back: list[FollowedPartition] = []
+        last = self._last_scan if is_same else None
+        # Both comparisons pass over objects that are the same without a call for each.
+        if last is not None and files == last.files and bounds == last.bounds:
+            return self._observed, last.followed, held_back
         for local_log, pins in files:
-            name = local_log.partition.topic_partition
+            name = _name(local_log)
             if (unchanged := settled.get(name)) is not None:
                 seen, found = unchanged[1], bounds[name]
                 # Identity is asked first: a dataclass compares itself field by field even with itself.
@@ -377,32 +455,7 @@ class Observer:
                 observed[name] = earlier
                 continue
             held_back.append(FollowedPartition(identify(cluster, local_log.partition), local_log, pins))
-        self._remember(observed, circumstances)
-        self._report(problems, scan)
-        self._metrics.followed_partitions.set(led_elsewhere := _led_elsewhere(view, followed))
-        self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
-        self._metrics.paused_topics.set(len(paused))
-        return BrokerSnapshot(
-            cluster,
-            self._wanted,
-            tuple(followed),
-            problems,
-            tuple(held_back),
-            listed.unnamed,
-            tiered.untiered,
-            self._unrecorded_topics(listed),
-            self._config.tiering_defaults,
-            managed,
-            self._remote_delete(listed),
-            frozenset(paused),
-            led_elsewhere,
-            frozenset(unclear),
-            listed.local,
-            topics,
-            scan_number,
-            scan_began_at,
-            asked_at,
-        )
+        return observed, followed, held_back
 
     def _listed_by(self, cluster: str, scan: LogDirScan, view: ClusterView) -> ListedPartitions:
         if self._listed is None or not self._listed.is_of(cluster, scan.partitions, view):
@@ -611,6 +664,10 @@ class Observer:
         if not self._has_scanned and scan.left_alone:
             log.info("directories left alone", paths=sorted(scan.left_alone))
         self._has_scanned = True
+
+
+def _name(local_log: LocalLog) -> TopicPartition:
+    return local_log.partition.topic_partition
 
 
 def _upload_share(view: ClusterView, topics: Collection[str], *, led: int) -> float:

@@ -353,6 +353,61 @@ async def test_scan_that_finds_nothing_new_shows_the_same_under_another_number(w
     assert again.scan_number > max(seen.scan_number for seen in third.wanted.values())
 
 
+class CountedBounds(dict):
+    """Bounds that count how often one is looked up."""
+
+    looked_up = 0
+
+    def __getitem__(self, name):
+        CountedBounds.looked_up += 1
+        return super().__getitem__(name)
+
+
+async def test_scan_that_finds_nothing_new_looks_at_no_partition(watch, writers, monkeypatch):
+    """Ten thousand idle partitions are compared as a whole. One that changed has all looked at, once."""
+    log_bounds, kept = watch.broker.log_bounds, {}
+
+    async def counted(logs, *, leader_epochs):
+        found = await log_bounds(logs, leader_epochs=leader_epochs)
+        # A real broker's answer has the same objects where nothing changed.
+        return CountedBounds({name: kept.setdefault((name, repr(one)), one) for name, one in found.items()})
+
+    monkeypatch.setattr(watch.broker, "log_bounds", counted)
+    del watch.broker.epochs[writers[2].name]
+    watch.broker.followed[writers[2].name] = 4
+    await watch.scan()
+    before = await watch.scan()
+    CountedBounds.looked_up = 0
+    again = await watch.scan()
+    assert CountedBounds.looked_up == 0
+    assert again.wanted is before.wanted
+    assert again.scan_number > before.scan_number
+    assert followed(again) == followed(before) != []
+
+    writers[0].closed_segment()
+    changed = await watch.scan()
+    assert CountedBounds.looked_up >= 2
+    (key,) = (key for key in changed.wanted if key.partition.topic_partition == writers[0].name)
+    assert len(changed.wanted[key].log.closed_segments) == 2
+
+
+async def test_scan_after_a_rescan_shows_bounds_that_went_back(watch, writers, monkeypatch):
+    """A rescan saw other bounds, and the next scan those of the scan before. The newest ones count."""
+    first = await watch.scan()
+    (key,) = (key for key in first.wanted if key.partition.topic_partition == writers[0].name)
+    log_bounds, earlier = watch.broker.log_bounds, first.wanted[key].bounds
+
+    async def moved(logs, *, leader_epochs):
+        found = await log_bounds(logs, leader_epochs=leader_epochs)
+        return {name: replace(one, log_end_offset=earlier.log_end_offset - 1) for name, one in found.items()}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watch.broker, "log_bounds", moved)
+        (seen,) = (await watch.observer.rescan_partitions([str(writers[0].path)])).values()
+    assert seen.bounds != earlier
+    assert (await watch.scan()).wanted[key].bounds == earlier
+
+
 async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
     """Segments that only a pin holds can be uploaded, and the pinner knows those that a follower holds."""
     (tmp_path / "pins").mkdir()
