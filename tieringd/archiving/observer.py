@@ -156,6 +156,11 @@ class BrokerSnapshot:
     """All partitions on this broker that the cluster lists, of any topic."""
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     """The configurations of the topics of `local`, by topic name."""
+    logs: Sequence[LocalLog] = ()
+    """
+    The logs of archived topics as this scan read them. A log is the same object as in the scan before if no
+    time in its directory changed. An observation may keep an earlier one that is equal.
+    """
     scan_number: int = 0
     """The number of this scan."""
     scan_began_at: float = math.inf
@@ -383,6 +388,7 @@ class Observer:
             frozenset(unclear),
             listed.local,
             topics,
+            [one for one, _ in files],
             scan_number,
             scan_began_at,
             asked_at,

@@ -88,9 +88,7 @@ def scanned_logs(snapshot: BrokerSnapshot | None) -> ScannedLogs:
     """Return the logs that *snapshot* has read."""
     if snapshot is None:
         return NO_SCAN
-    logs = [seen.log for seen in snapshot.wanted.values()]
-    logs += [one.log for one in (*snapshot.followed, *snapshot.held_back)]
-    return ScannedLogs(snapshot.scan_number, {log.partition.path: log for log in logs})
+    return ScannedLogs(snapshot.scan_number, {one.partition.path: one for one in snapshot.logs})
 
 
 def space_partition(

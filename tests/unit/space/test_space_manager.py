@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,18 @@ from tests.fakes.archive import archived, observed
 from tests.fakes.daemons import Daemon
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import virtually
+from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.policies.disk_areas import DirectoryUse
 from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 from tieringd.policies.space_plan import Phase
-from tieringd.space.space_manager import FOLLOWED, HIDDEN, NOT_TIERED, SpaceManager, space_partition
+from tieringd.space.space_manager import (
+    FOLLOWED,
+    HIDDEN,
+    NOT_TIERED,
+    SpaceManager,
+    scanned_logs,
+    space_partition,
+)
 
 SEGMENTS = 6
 
@@ -58,6 +67,27 @@ def daemon(tmp_path, store, writers):
         for _ in range(SEGMENTS - 1):
             writer.closed_segment()
     return Daemon(tmp_path, store, writers)
+
+
+@virtually
+async def test_file_that_is_no_segment_counts_after_the_next_scan(daemon, writers):
+    """A cleaner's file changes the directory's time and no segment: it is measured all the same."""
+    path, reconciler = writers[0].path, daemon.reconciler
+    for each in (*path.iterdir(), path):
+        os.utime(each, ns=(DEFAULT_TIME_MS * 10**6, DEFAULT_TIME_MS * 10**6))
+    meter, log_dirs = DiskUseMeter(lambda: scanned_logs(reconciler.snapshot)), [str(path.parent)]
+    async with daemon.running():
+        await daemon.round()
+        await daemon.round()
+        before = reconciler.snapshot
+        assert meter(log_dirs) == directory_uses(log_dirs)
+        (path / f"{0:020d}.log.cleaned").write_bytes(bytes(100_000))
+        os.utime(path, ns=(DEFAULT_TIME_MS * 10**6 + 1, DEFAULT_TIME_MS * 10**6 + 1))
+        await daemon.round()
+        after = reconciler.snapshot
+        assert after.scan_number > before.scan_number
+        assert [one.log for one in after.wanted.values()] == [one.log for one in before.wanted.values()] != []
+        assert meter(log_dirs) == directory_uses(log_dirs)
 
 
 @pytest.fixture
