@@ -25,7 +25,7 @@ from tieringd.compiled.walks import BatchWalk
 log = structlog.get_logger(__name__)
 
 
-WORTH_BYTES, WORTH_BATCHES = 1 << 30, 1 << 16
+WORTH_BYTES, WORTH_BATCHES = 1 << 30, 1 << 15
 """
 A process that has checked so many bytes of segments, in so many batches, loads the walk. Batches count
 because what the loop in Python costs is a microsecond or two for each: a GiB of the largest ones costs

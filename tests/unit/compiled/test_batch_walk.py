@@ -271,7 +271,7 @@ class TestLoading:
     def test_few_batches_or_few_bytes_do_not_load_it(self, begun):
         """A GiB of the largest batches costs hardly more in Python, and few bytes cost nothing."""
         for _ in range(64):
-            loading.note_checked(16 << 20, 1023)
+            loading.note_checked(16 << 20, 511)
         loading.expect_checks(1 << 30)
         assert not loading._is_begun
         loading.note_checked(16 << 20, 64)
@@ -288,11 +288,11 @@ class TestLoading:
         assert begun == [1]
 
     def test_bytes_that_wait_count_as_the_batches_that_were_checked(self, begun):
-        """A backlog in batches of 64 KiB is worth it from 65,536 of them on."""
+        """A backlog in batches of 64 KiB is worth it from 32,768 of them on."""
         loading.note_checked(16 << 20, 256)
-        loading.expect_checks((4 << 30) - 1)
+        loading.expect_checks((2 << 30) - 1)
         assert not loading._is_begun
-        loading.expect_checks(4 << 30)
+        loading.expect_checks(2 << 30)
         self.wait()
         assert begun == [1]
 
