@@ -200,7 +200,7 @@ class _Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class _LastScan:
-    """What the last scan read of the partitions, under the circumstances of the observations."""
+    """The files and bounds that the last scan read, and the partitions that it found to be followed."""
 
     files: Sequence[tuple[LocalLog, tuple[Pin, ...]]]
     bounds: Mapping[TopicPartition, LogBounds | TieringError]

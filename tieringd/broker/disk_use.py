@@ -207,11 +207,11 @@ class DiskUseMeter:
         Raises:
             OSError: One of them is missing or cannot be read.
         """
-        return _uses(paths, self._bytes_in)
-
-    def _bytes_in(self, path: str, device: int) -> int:
-        known, found = self._measured.pop(path, {}), dict[str, _Measured]()
         scanned = self._scanned()
+        return _uses(paths, lambda path, device: self._bytes_in(path, device, scanned))
+
+    def _bytes_in(self, path: str, device: int, scanned: ScannedLogs) -> int:
+        known, found = self._measured.pop(path, {}), dict[str, _Measured]()
         # While the scans stand still, nothing but an inspection shows a change.
         is_newer = scanned.scan_number > self._scan_numbers.get(path, 0)
         self._scan_numbers[path] = scanned.scan_number
