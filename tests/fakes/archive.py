@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.broker.base import Broker
     from tieringd.broker.layout import Layout
+    from tieringd.broker.log_dir import ChangeReports
     from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
@@ -205,11 +206,13 @@ def reconciler_of(
     pins: Mapping[str, PinDirectory] | None = None,
     pinner: Pinner | None = None,
     max_interval_ms: int | None = None,
+    reports: ChangeReports | None = None,
 ) -> Reconciler:
     """
     Return the reconciler of a daemon. *pins* are by log directory, with a budget too large to matter.
 
-    *pinner* keeps them, where it is given. Without *now_ms* the reconciler uses the archive's clock.
+    *pinner* keeps them, where it is given. *reports* says what changed in the log directories. Without
+    *now_ms* the reconciler uses the archive's clock.
     """
     metrics = metrics or Metrics()
     followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
@@ -240,6 +243,7 @@ def reconciler_of(
             registry=registry,
             manifests=archive.manifests,
             layout=archive.layout,
+            reports=reports,
         ),
         pinner=pinner,
         followed_manifests=followed_manifests,

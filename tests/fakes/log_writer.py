@@ -360,9 +360,11 @@ class LogWriter:
 
     def _write_file(self, name: str, data: bytes) -> None:
         path = self.path / name
+        is_new = not path.exists()
         path.write_bytes(data)
         self._touch(path)
-        self._date_directory()
+        if is_new:
+            self._date_directory()
 
     def _touch(self, path: Path) -> None:
         self._ticks += 1

@@ -33,7 +33,7 @@ from tieringd.archiving.listed_partitions import ListedPartitions, TieredPartiti
 from tieringd.archiving.pinner import Pinner
 from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
-from tieringd.broker.log_dir import LogDirScan
+from tieringd.broker.log_dir import ChangeReports, LogDirScan, NoReports
 from tieringd.config import Config, TopicConfig
 from tieringd.errors import (
     BrokerDenied,
@@ -230,8 +230,11 @@ class Observer:
         registry: TopicRegistry,
         manifests: ManifestStore,
         layout: Layout,
+        reports: ChangeReports | None = None,
     ) -> None:
+        """Take the collaborators; without *reports* of changes each scan looks at all files."""
         self._config = config
+        self._reports = reports or NoReports()
         self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
         self._broker = broker
         self._metrics = metrics
@@ -312,6 +315,7 @@ class Observer:
             if len(known) != len(paths):
                 return None
             partitions = [seen.log.partition for _, seen in known]
+            self._layout.note_changes(self._reports)
             files, unclear = await asyncio.to_thread(self._read_files, partitions, {})
             if unclear:
                 return None
@@ -622,6 +626,8 @@ class Observer:
         self, tiered: TieredPartitions, problems: dict[str, str]
     ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
         """Read the logs of archived topics. Returns them, and the partitions that nothing is known of."""
+        # After the broker was asked: what a broker did to its files before it led is among the changes.
+        self._layout.note_changes(self._reports)
         files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
         files += await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems)
         names = (one.topic_partition for one in tiered.untiered)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from tieringd.broker.log_dir import LogDirRescan, LogDirScan
+from tieringd.broker.log_dir import ChangeReports, LogDirRescan, LogDirScan
 from tieringd.broker.redpanda_log_dir import (
     RedpandaLogs,
     UnknownTranslationError,
@@ -59,6 +59,9 @@ class Layout(Protocol):
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """Find the partitions in the log directories *paths*."""
 
+    def note_changes(self, reports: ChangeReports) -> None:
+        """Ask *reports* what changed in the partitions' directories, before their logs are read."""
+
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """Return the segments of a partition with Kafka's offsets; *known* are translations in its log."""
 
@@ -96,6 +99,10 @@ class KafkaLayout:
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """See `Layout.scan`."""
         return self._rescan.scan(paths)
+
+    def note_changes(self, reports: ChangeReports) -> None:
+        """See `Layout.note_changes`."""
+        self._rescan.note_changes(reports)
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""
@@ -177,6 +184,10 @@ class RedpandaLayout:
         for gone in [path for path in list(self._untimed) if path not in on_disk]:
             self._untimed.pop(gone, None)
         return found
+
+    def note_changes(self, reports: ChangeReports) -> None:
+        """Do nothing: every read lists the directory."""
+        del reports
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""

@@ -8,12 +8,17 @@ again, and never treated as a fact. Functions here block; services call them in 
 `LogDirRescan` scans log directories repeatedly, at a cost that depends on the changes. A broker has ten
 thousand directories, and in any one round nearly all are unchanged. A name in a directory cannot come or
 go without a change of the directory's modification time. While that time is unchanged, only the sizes of
-the last listing's names are read, and no directory is listed and no file opened. Every segment's status
-is read each time, because a log is appended to and truncated in place. The leader epochs are not read
+the last listing's names are read, and no directory is listed and no file opened. The status of every
+segment is read, because a log is appended to and truncated in place. The leader epochs are not read
 separately: a broker never writes to its `leader-epoch-checkpoint` but replaces the file, and that
 changes the directory's time. An edit of the checkpoint in place, with no broker running, is seen when
 the directory changes next or tieringd restarts. A rescan returns the same results as a scan, and
 directories in doubt are scanned anew.
+
+Where the kernel reports changes (`ChangeReports`, from `broker.watch`), nothing is read while nothing is
+reported: neither the directory's time, while no name has changed, nor a segment's status, while nothing was
+written. Not every filesystem reports: one that another kernel serves may not. So everything is read in every
+`LOOK_EVERY`-th scan all the same, and one change that was not reported ends the trust in reports.
 
 `SmallFiles` reads small files that hardly ever change. A file is read again when its identity (inode,
 size, modification time) has changed. That is as reliable as reading it, with one exception: a file that
@@ -32,7 +37,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from operator import is_, itemgetter
 from types import MappingProxyType
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+import structlog
 
 from tieringd.broker.local_errors import ChangedError, named_errors, unchanged
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -46,8 +53,12 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import NO_TOPIC_ID, TopicPartition
 from tieringd.model.segment import EpochStart, LocalSegment
 
+log = structlog.get_logger()
+
 _T = TypeVar("_T")
 
+LOOK_EVERY: Final = 5
+"""A directory and its segments are looked at in one of this many scans, also while no change is reported."""
 SETTLED_NS: Final = 2_000_000_000
 """Files older than this show any later change by another time, on every filesystem in use."""
 
@@ -122,6 +133,45 @@ class SmallFiles(Generic[_T]):
             # Reading the file raises the error, if there is one.
             return None
         return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedChanges:
+    """What the kernel reported of some directories since the answer before."""
+
+    watched: frozenset[str] = frozenset()
+    """
+    The directories whose changes of names are reported, from before this answer on. The same object while
+    they are the same.
+    """
+    renamed: frozenset[str] = frozenset()
+    """Those of them in which a name may have come, gone or been replaced since the answer before."""
+    unreported_writes: frozenset[str] = frozenset()
+    """
+    Those of them in which files may be written to without a report. A directory with a write since the answer
+    before is one of them.
+    """
+
+
+class ChangeReports(Protocol):
+    """Says what changed in directories, so that a scan need not look at all of them."""
+
+    def since_last(self, *, unwritten: Collection[str]) -> ReportedChanges:
+        """
+        Return what changed since the last call.
+
+        In the directories *unwritten* nothing was written lately. The first write to one of them may be
+        reported from now on.
+        """
+
+
+class NoReports:
+    """Nothing is watched."""
+
+    def since_last(self, *, unwritten: Collection[str]) -> ReportedChanges:
+        """Return that no directory is watched."""
+        del unwritten
+        return ReportedChanges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +475,20 @@ class LogDirRescan:
         The listed directories that were read since the last scan. Their topic ids are not looked up by the
         next one, because `read` notices every directory in which a file was made, replaced or removed.
         """
+        self._scans = 0
+        self._reported = ReportedChanges()
+        self._held: set[str] = set()
+        """
+        The watched directories whose names were found to be those of the listing while they were watched, and
+        that no change was reported of since.
+        """
+        self._still: set[str] = set()
+        """Those of them whose segments were looked at while writes were reported, and none was since."""
+        self._unwritten: set[str] = set()
+        """The directories whose writes are not reported, and whose segments the last look found unchanged."""
+        self._noted_at_ns = 0
+        """When changes were noted last, by this host's clock."""
+        self._trusts_reports = True
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """
@@ -432,6 +496,7 @@ class LogDirRescan:
 
         The tuple of partitions is the same object as the last scan's while all partitions are the same.
         """
+        self._scans += 1
         scan = scan_log_dirs(
             paths, topic_id_of=self._topic_ids.read, known=self._by_path, checked=self._read_since_scan
         )
@@ -447,6 +512,21 @@ class LogDirRescan:
         self._read_since_scan = set()
         return scan
 
+    def note_changes(self, reports: ChangeReports) -> None:
+        """Ask *reports* what changed until now. The reads that follow rely on the answer."""
+        if not self._trusts_reports:
+            return
+        unwritten, self._unwritten = self._unwritten, set()
+        self._noted_at_ns = time.time_ns()
+        reported = reports.since_last(unwritten=unwritten)
+        if reported.watched is not self._reported.watched:
+            self._held &= reported.watched
+            self._still &= reported.watched
+        self._reported = reported
+        self._held -= reported.renamed
+        self._still -= reported.renamed
+        self._still -= reported.unreported_writes
+
     def read(self, partition: LocalPartition) -> LocalLog:
         """
         See `log_dir.read_local_log`.
@@ -458,13 +538,23 @@ class LogDirRescan:
         path = partition.path
         listed = self._listed.get(path)
         if listed is not None:
-            log = _again(listed, partition)
+            looks_at_all = listed.inode % LOOK_EVERY == self._scans % LOOK_EVERY
+            log: LocalLog | None
+            if path in self._still and not looks_at_all:
+                log = _of(partition, listed.log)
+            else:
+                log = _again(listed, partition, looks_at_directory=looks_at_all or path not in self._held)
+                self._check_reports(path, listed, log)
+                if log is not None:
+                    self._note_look(path, is_unwritten=log.segments is listed.log.segments)
             if log is not None:
                 if log is not listed.log:
                     self._listed[path] = replace(listed, log=log)
                 self._read_since_scan.add(path)
                 return log
             del self._listed[path]
+        self._held.discard(path)
+        self._still.discard(path)
         # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)
@@ -481,12 +571,55 @@ class LogDirRescan:
             self._topic_ids.forget(path)
         return log
 
+    def _note_look(self, path: str, *, is_unwritten: bool) -> None:
+        """Note that the names were those of the listing, and whether the segments were as before."""
+        reported = self._reported
+        if path in reported.watched:
+            self._held.add(path)
+            if path not in reported.unreported_writes:
+                self._still.add(path)
+            elif is_unwritten:
+                self._unwritten.add(path)
 
-def _again(listed: _Listed, partition: LocalPartition) -> LocalLog | None:
+    def _check_reports(self, path: str, listed: _Listed, found: LocalLog | None) -> None:
+        """
+        Stop relying on reports where something changed before they were noted, and none said so.
+
+        *found* is what a look at the directory *path* found; None where its names have changed.
+        """
+        if path not in self._held:
+            return
+        if found is None:
+            directory = _directory(path)
+            if directory is None or directory[0] != listed.inode:
+                # The directory is gone, or another one has its name.
+                return
+            times = {directory[1]} - {listed.modified_ns}
+        elif path in self._still and found.segments is not listed.log.segments:
+            times = {one.modified_ns for one in found.segments} - {
+                one.modified_ns for one in listed.log.segments
+            }
+        else:
+            return
+        if any(is_settled(each, now_ns=self._noted_at_ns) for each in times):
+            self._trusts_reports = False
+            self._reported = ReportedChanges()
+            self._held, self._still, self._unwritten = set(), set(), set()
+            log.warning(
+                "a change in a watched directory was not reported; every round looks at all files now",
+                path=path,
+                hint="The filesystem of the log directory does not report all changes. A closed segment may "
+                "be noticed only by the next round",
+            )
+
+
+def _again(listed: _Listed, partition: LocalPartition, *, looks_at_directory: bool) -> LocalLog | None:
     """
     Return the current log, with the names of the last listing; None when it must be listed again.
 
-    This runs ten thousand times per round, and nearly always nothing has changed, so it makes nothing then.
+    The directory's time says whether the names hold. Without *looks_at_directory* it is read only if a
+    segment has changed. This runs ten thousand times per round, and nearly always nothing has changed, so it
+    makes nothing then.
     """
     log = listed.log
     changed: list[tuple[int, os.stat_result]] | None = None
@@ -500,15 +633,19 @@ def _again(listed: _Listed, partition: LocalPartition) -> LocalLog | None:
             ):
                 changed = changed or []
                 changed.append((segment.base_offset, status))
-        # Read last: a name that came, went or moved during the reads above shows here.
-        status = os.stat(partition.path)  # noqa: PTH116 - likewise
+        if looks_at_directory or changed is not None:
+            # Read last: a name that came, went or moved during the reads above shows here.
+            status = os.stat(partition.path)  # noqa: PTH116 - likewise
+            if status.st_mtime_ns != listed.modified_ns or status.st_ino != listed.inode:
+                return None
     except OSError:
         # A file or the directory is gone. Listing the directory raises the error, if there still is one.
         return None
-    if status.st_mtime_ns != listed.modified_ns or status.st_ino != listed.inode:
-        return None
-    if changed is not None:
-        return _with_statuses(log, partition, dict(changed))
+    return _of(partition, log) if changed is None else _with_statuses(log, partition, dict(changed))
+
+
+def _of(partition: LocalPartition, log: LocalLog) -> LocalLog:
+    """Return *log* as that of *partition*: a caller may know another id of the topic than the files have."""
     if log.partition is partition or log.partition == partition:
         return log
     return LocalLog(partition, log.segments, log.epochs)

@@ -2,26 +2,42 @@
 A hint that something changed in the log directories, so that a rescan need not wait.
 
 A hint is never more than that: the rescan decides. A hint may be missing (no inotify, no free watches,
-an overflow) or needless; that only changes the time of the next scan. Only new and renamed names are
-watched, because watching writes would cause an event per append.
+an overflow) or needless; that only changes the time of the next scan.
+
+`since_last` says in which directories nothing has changed, so that a scan need not look at them. A scan looks
+at each one now and then all the same (`log_dir.LogDirRescan`).
+
+Names that come, go or are replaced are always reported. Reports of writes would be an event for each append.
+So only the first write to a directory that was idle is reported, and the scan says which ones are idle.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
 
+from tieringd.broker.log_dir import ReportedChanges
+
 log = structlog.get_logger()
 
-_NEW_NAMES: Final = Mask.CREATE | Mask.MOVED_TO | Mask.MOVE_SELF | Mask.ONLYDIR
+_NEW_NAMES: Final = Mask.CREATE | Mask.MOVED_TO
+_NAMES: Final = _NEW_NAMES | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVE_SELF | Mask.ONLYDIR
+_WRITES: Final = Mask.MODIFY | Mask.ATTRIB
+"""A write, a truncation, and a change of a file's time."""
 _EVENTS_PER_TURN: Final = 256
 """The limit per iteration of the event loop, so that a storm of events leaves it time for other work."""
+_EVENTS_PER_ANSWER: Final = 4096
+"""With more events than this `since_last` says nothing of any directory: reading them takes as long."""
+_IDLE_PER_ANSWER: Final = 2000
+"""The limit of directories whose writes begin to be reported: some ten milliseconds of the event loop."""
 _MAX_CHANGED_PATHS: Final = 4096
 """With more paths than this the hint is "everything": a larger set would only cost memory."""
 
@@ -51,6 +67,14 @@ class DirectoryWatch:
         """The argument of the last `follow`, while every one of these directories is watched."""
         self._changed: set[str] = set()
         self._rescan = False
+        self._paths: frozenset[str] | None = None
+        """The paths of `_watches`; None where they have changed since they were last asked for."""
+        self._renamed: set[str] = set()
+        """The directories in which a name changed since the last answer of `since_last`, and new ones."""
+        self._unreported_writes: set[str] = set()
+        """The watched directories whose writes are not reported."""
+        self._has_lost_events = False
+        """Whether events were lost since then."""
         self._has_news = asyncio.Event()
         self._degraded = False
         self._closed = False
@@ -95,10 +119,30 @@ class DirectoryWatch:
         self._has_news.clear()
         return hint
 
+    def since_last(self, *, unwritten: Collection[str]) -> ReportedChanges:
+        """
+        Return what changed since the last call. All events count that the kernel has queued until now.
+
+        From then on the first write to each of *unwritten*, or to a part of them, is reported. Where events
+        were lost, or too many wait, no directory counts as watched.
+        """
+        is_whole = self._read_events(_EVENTS_PER_ANSWER) and not self._has_lost_events
+        renamed, self._renamed = frozenset(self._renamed), set()
+        self._has_lost_events = False
+        if not is_whole:
+            return ReportedChanges()
+        if self._paths is None:
+            self._paths = frozenset(self._watches)
+        for path in islice(unwritten, _IDLE_PER_ANSWER):
+            if path in self._unreported_writes and self._set_mask(path, _NAMES | _WRITES):
+                self._unreported_writes.discard(path)
+        return ReportedChanges(self._paths, renamed, frozenset(self._unreported_writes))
+
     def close(self) -> None:
         """Remove the watches; closing twice is allowed."""
         self._closed = True
         self._watches.clear()
+        self._paths = None
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
@@ -119,7 +163,12 @@ class DirectoryWatch:
         """Watch *path*; return whether there is room for more watches."""
         assert self._inotify is not None
         try:
-            self._watches[path] = self._inotify.add_watch(path, _NEW_NAMES)
+            watch = self._inotify.add_watch(path, _NAMES)
+            if watch.path != Path(path):
+                # The directory is watched under another name that it had, and its events would name that one.
+                self._inotify.rm_watch(watch)
+                return True
+            self._watches[path] = watch
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 self._degrade("the system has no inotify watches left", error)
@@ -127,12 +176,32 @@ class DirectoryWatch:
             # The directory is gone, or may not be read: the next scan reports it.
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 self._degrade(f"{path} cannot be watched", error)
+        else:
+            # What changed before this watch began is in no event, also where an earlier watch ended.
+            self._renamed.add(path)
+            self._unreported_writes.add(path)
+            self._paths = None
         return True
+
+    def _set_mask(self, path: str, mask: Mask) -> bool:
+        """Let the watch of *path* report other events; return whether it does."""
+        assert self._inotify is not None
+        watch = self._watches[path]
+        try:
+            found = self._inotify.add_watch(watch.path, mask)
+            if found is watch:
+                return True
+            # Another directory has the name by now. The event that says so is yet to be read.
+            self._inotify.rm_watch(found)
+        except OSError as error:
+            log.info("a watch could not be changed", path=path, error=str(error))
+        return False
 
     def _forget(self, path: str) -> None:
         assert self._inotify is not None
         watch = self._watches.pop(path)
-        self._followed = None
+        self._unreported_writes.discard(path)
+        self._followed = self._paths = None
         try:
             self._inotify.rm_watch(watch)
         except OSError as error:
@@ -153,42 +222,59 @@ class DirectoryWatch:
 
     def _read(self) -> None:
         """Process the waiting events; the event loop calls this when there are some."""
-        if self._inotify is None:
-            return
-        for _ in range(_EVENTS_PER_TURN):
-            event = self._inotify.sync_get()
-            if event is None:
-                break
-            self._note(event)
-        else:
+        if not self._read_events(_EVENTS_PER_TURN):
             # Events that the library has already read do not make the descriptor readable again.
             asyncio.get_running_loop().call_soon(self._read)
+
+    def _read_events(self, at_most: int) -> bool:
+        """Process waiting events; return whether none is left."""
+        if self._inotify is None:
+            return True
+        is_empty = False
+        for _ in range(at_most):
+            event = self._inotify.sync_get()
+            if event is None:
+                is_empty = True
+                break
+            self._note(event)
         if self._changed or self._rescan:
             self._has_news.set()
+        return is_empty
 
     def _note(self, event: Event) -> None:
         if event.mask & Mask.Q_OVERFLOW:
-            self._rescan = True
+            self._rescan = self._has_lost_events = True
             return
         watch = event.watch
         if watch is None:
             return
         directory = str(watch.path)
+        if event.mask & _WRITES:
+            self._note_write(directory, watch)
+            return
+        self._renamed.add(directory)
         if event.mask & Mask.IGNORED:
             if self._watches.get(directory) is watch:
                 del self._watches[directory]
-                self._followed = None
+                self._unreported_writes.discard(directory)
+                self._followed = self._paths = None
         elif event.mask & Mask.MOVE_SELF:
             # A broker renames a partition's directory before it deletes it, and another directory may get
             # the same name later.
             if self._watches.get(directory) is watch:
                 self._forget(directory)
             self._changed.add(directory)
-        elif event.name is not None:
+        elif event.name is not None and event.mask & _NEW_NAMES:
             self._note_name(directory, event.name.name, is_directory=bool(event.mask & Mask.ISDIR))
         if len(self._changed) > _MAX_CHANGED_PATHS:
             self._changed.clear()
             self._rescan = True
+
+    def _note_write(self, directory: str, watch: Watch) -> None:
+        """Report no further writes: one is enough to know of, until the directory is idle again."""
+        if self._watches.get(directory) is watch and directory not in self._unreported_writes:
+            self._unreported_writes.add(directory)
+            self._set_mask(directory, _NAMES)
 
     def _note_name(self, directory: str, name: str, *, is_directory: bool) -> None:
         if directory in self._log_dirs:

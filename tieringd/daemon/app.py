@@ -18,6 +18,7 @@ import structlog
 
 from tieringd import __version__
 from tieringd.archiving.partition_status import PassResult
+from tieringd.archiving.reconciler import Reconciler
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.compiled.loading import keep_machine_code_in
 from tieringd.config import Config
@@ -225,13 +226,12 @@ async def _run_until_stopped(
     gateway: tuple[asyncio.Task[None], ...],
     manager: ServiceManager,
 ) -> None:
-    watch = DirectoryWatch([str(path) for path in reloader.config.broker.log_dirs])
     reconciling = asyncio.create_task(parts.reconciler.run())
     helpers: list[asyncio.Task[object]] = [
         asyncio.create_task(_stop_on(stop, parts)),
         *(
             asyncio.create_task(restarted(name, run, on_failure=metrics.health.task_failed))
-            for name, run in _parts_to_run(reloader, parts, metrics, watch, hangup).items()
+            for name, run in _parts_to_run(reloader, parts, metrics, hangup).items()
         ),
         *gateway,
     ]
@@ -251,19 +251,18 @@ async def _run_until_stopped(
             await reconciling
     finally:
         await cancelled((reconciling, *helpers))
-        watch.close()
 
 
 def _parts_to_run(
-    reloader: Reloader, parts: DaemonParts, metrics: Metrics, watch: DirectoryWatch, hangup: asyncio.Event
+    reloader: Reloader, parts: DaemonParts, metrics: Metrics, hangup: asyncio.Event
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     """Return what runs beside the reconciler until the daemon stops, by the names of metrics and logs."""
     interval_seconds = reloader.config.cloud_storage_upload_ctrl_update_interval_ms / 1000
     return {
         "reload": lambda: reloader.run(hangup),
-        "directory_watch": lambda: _follow(watch, parts),
+        "directory_watch": lambda: _follow(parts.watch, parts.reconciler),
         "loop_measurement": lambda: measure_loop(metrics),
-        "hints": lambda: _pass_hints(watch, parts),
+        "hints": lambda: _pass_hints(parts.watch, parts.reconciler),
         "upload_controller": lambda: parts.controller.run(interval_seconds=interval_seconds),
         "housekeeping": parts.housekeeping.service.run,
         **parts.disks.tasks(),
@@ -292,26 +291,26 @@ async def _stop_on(stop: asyncio.Event, parts: DaemonParts) -> None:
     parts.reconciler.stop()
 
 
-async def _pass_hints(watch: DirectoryWatch, parts: DaemonParts) -> None:
+async def _pass_hints(watch: DirectoryWatch, reconciler: Reconciler) -> None:
     """Bring the next round forward when something changes in a watched directory."""
     while True:
         hint = await watch.changes()
         await asyncio.sleep(_HINT_PAUSE_SECONDS)
-        if not hint.rescan and await parts.reconciler.rescan_partitions(hint.paths):
+        if not hint.rescan and await reconciler.rescan_partitions(hint.paths):
             continue
-        parts.reconciler.hint()
+        reconciler.hint()
         # Where topics come and go all the time, rounds would follow each other without end. After one
         # scan the broker gets the machine for twice that time.
-        await asyncio.sleep(2 * parts.reconciler.scan_seconds)
+        await asyncio.sleep(2 * reconciler.scan_seconds)
 
 
-async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
+async def _follow(watch: DirectoryWatch, reconciler: Reconciler) -> None:
     """Watch the directories of archived partitions, updated after each scan."""
     while True:
-        await parts.reconciler.next_scan()
-        if watch.follow(parts.reconciler.paths()):
+        await reconciler.next_scan()
+        if watch.follow(reconciler.paths()):
             # No event reports a segment that was closed since the scan.
-            parts.reconciler.hint()
+            reconciler.hint()
 
 
 async def _check_store(config: Config, parts: DaemonParts) -> None:

@@ -31,6 +31,7 @@ from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.base import Broker
 from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
+from tieringd.broker.watch import DirectoryWatch
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
@@ -109,6 +110,8 @@ class DaemonParts:
     check: ArchiveCheck
     broker: Broker
     reconciler: Reconciler
+    watch: DirectoryWatch
+    """Watches the log directories once it follows the partitions that are archived."""
     controller: UploadController
     archivers: ArchiverFactory
     disks: DiskParts
@@ -137,7 +140,8 @@ async def assembled(
     writer_id = secrets.token_hex(8)
     await asyncio.to_thread(note_first_start, config)
     await asyncio.to_thread(note_host, config)
-    with sole_owner(config), _opened_load() as load:
+    watched = DirectoryWatch([str(path) for path in config.broker.log_dirs])
+    with sole_owner(config), _opened_load() as load, closing(watched) as watch:
         await asyncio.to_thread(claim_file_root, config)
         async with (
             opened_archive(config, metrics, writer_id=writer_id) as archive,
@@ -154,6 +158,7 @@ async def assembled(
                 check=check,
                 followed_manifests=followed_manifests,
                 archivers=archivers,
+                watch=watch,
             )
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler, load)
             cache = ReadCache(config, archive, metrics) if config.gateway.enabled else None
@@ -189,6 +194,7 @@ async def assembled(
                     check,
                     broker,
                     reconciler,
+                    watch,
                     controller,
                     archivers,
                     disks,
@@ -275,6 +281,7 @@ def _reconciler(
     check: ArchiveCheck,
     followed_manifests: FollowedManifests,
     archivers: ArchiverFactory,
+    watch: DirectoryWatch,
 ) -> Reconciler:
     directories = _pin_directories(config)
     if config.broker.kind == "kafka" and config.pin_segments:
@@ -296,6 +303,7 @@ def _reconciler(
             registry=registry,
             manifests=archive.manifests,
             layout=archive.layout,
+            reports=watch,
         ),
         pinner=pinner,
         followed_manifests=followed_manifests,

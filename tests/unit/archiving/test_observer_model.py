@@ -1,7 +1,8 @@
 """
 An observer that has scanned before returns what one returns that scans for the first time.
 
-Files, leadership, topic configurations, topic manifests and pins change at random between the scans.
+Files, leadership, topic configurations, topic manifests and pins change at random between the scans. The
+kernel reports to the first observer what changes in the directories, as it does to a daemon.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -28,12 +30,16 @@ from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout
 from tieringd.broker.pins import PinDirectory
+from tieringd.broker.watch import DirectoryWatch
 from tieringd.config import parse_config
 from tieringd.errors import BrokerUnavailable, LocalFileError
 from tieringd.formats.object_keys import topic_key
 from tieringd.formats.topic_manifest import Archiving, TieringDefaults
 from tieringd.metrics import Metrics
 from tieringd.topics.topic_registry import TopicRegistry, partition_counts
+
+if TYPE_CHECKING:
+    from tieringd.broker.log_dir import ChangeReports
 
 SETTINGS = ({}, {"local.retention.bytes": "77"}, {"redpanda.remote.write": "false"}, {"retention.ms": "5000"})
 OVERRIDES = (
@@ -46,7 +52,9 @@ OVERRIDES = (
 class World:
     """A log directory, a broker and a bucket, which any of the changes below may change."""
 
-    def __init__(self, root: Path, *, has_broker: bool) -> None:
+    def __init__(self, root: Path, *, has_broker: bool, watch_after: int) -> None:
+        self.watch_after = watch_after
+        """The number of the round from which on partitions' directories are watched."""
         self.has_broker = has_broker
         self.log_dir = root / "logs"
         self.metrics = Metrics()
@@ -64,7 +72,8 @@ class World:
         )
         self.config = self.config_with("{}")
         self.numbers = count(10)
-        self.observer = self.new_observer()
+        self.watch = DirectoryWatch([str(self.log_dir)])
+        self.observer = self.new_observer(self.watch)
 
     def config_with(self, topics: str):
         text = f"""\
@@ -80,7 +89,7 @@ topics: {topics}
 """
         return parse_config(text, source="test", environ={})
 
-    def new_observer(self) -> Observer:
+    def new_observer(self, reports: ChangeReports | None = None) -> Observer:
         return Observer(
             self.config,
             broker=self.broker
@@ -91,7 +100,13 @@ topics: {topics}
             registry=self.registry,
             manifests=self.archive.manifests,
             layout=KafkaLayout(),
+            reports=reports,
         )
+
+    def watch_directories(self, number: int) -> None:
+        """Watch each partition's directory after the scan of round *number*, as the daemon does."""
+        if number >= self.watch_after:
+            self.watch.follow(tuple(str(writer.path) for writer in self.writers))
 
     def writer(self, number: int) -> LogWriter:
         return self.writers[number % len(self.writers)]
@@ -253,20 +268,33 @@ def shown(snapshot) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("has_broker", [True, False])
-@given(rounds=ROUNDS)
-@example(rounds=[[("count", 1), ("count", 3)], [("append", 0)], [("lead_anew", 0)], [], [("configure", 2)]])
-@example(rounds=[[("count", 1)], [], [("write_epoch", 0)], [("ask_for_leader", 0)]])
-@example(rounds=[[("count", 1)], [("hold_back", 0)], [("configure", 4)], [("configure", 8)], [("pause", 0)]])
-@example(rounds=[[("count", 1)], [("record", 0)], [("record", 1)], [("remove", 0), ("add", 0)]])
-@example(rounds=[[("count", 1)], [("pin", 0)], [("drop_head", 0)], [("release", 0)], [("create_again", 0)]])
-@example(rounds=[[("count", 1)], [("rescan", 0)], [("roll", 0), ("rescan", 0)], [("append", 0)]])
+@given(rounds=ROUNDS, watch_after=st.integers(0, 3))
+@example(
+    rounds=[[("count", 1), ("count", 3)], [("append", 0)], [("lead_anew", 0)], [], [("configure", 2)]],
+    watch_after=0,
+)
+@example(rounds=[[("count", 1)], [], [("write_epoch", 0)], [("ask_for_leader", 0)]], watch_after=0)
+@example(
+    rounds=[[("count", 1)], [("hold_back", 0)], [("configure", 4)], [("configure", 8)], [("pause", 0)]],
+    watch_after=0,
+)
+@example(
+    rounds=[[("count", 1)], [("record", 0)], [("record", 1)], [("remove", 0), ("add", 0)]], watch_after=0
+)
+@example(
+    rounds=[[("count", 1)], [("pin", 0)], [("drop_head", 0)], [("release", 0)], [("create_again", 0)]],
+    watch_after=0,
+)
+@example(
+    rounds=[[("count", 1)], [("rescan", 0)], [("roll", 0), ("rescan", 0)], [("append", 0)]], watch_after=0
+)
 @settings(max_examples=examples(60), deadline=None)
-def test_observer_that_remembers_returns_what_a_new_one_returns(has_broker, rounds):
+def test_observer_that_remembers_returns_what_a_new_one_returns(has_broker, rounds, watch_after):
     """A scan that keeps what is unchanged says the same, after any changes, as one that knows nothing."""
 
     async def run(root: Path) -> None:
-        world = World(root, has_broker=has_broker)
-        for changes in rounds:
+        world = World(root, has_broker=has_broker, watch_after=watch_after)
+        for round_number, changes in enumerate(rounds):
             for name, number in changes:
                 await getattr(world, name)(number)
             if "create_again" in dict(changes):
@@ -279,10 +307,13 @@ def test_observer_that_remembers_returns_what_a_new_one_returns(has_broker, roun
             assert shown(again) == shown(remembered)
             assert again.wanted is remembered.wanted
             assert again.local is remembered.local
+            world.watch_directories(round_number)
+        world.watch.close()
 
     # The messages of a thousand scans would be all that a failure shows.
     with (
         tempfile.TemporaryDirectory() as directory,
-        structlog.testing.capture_logs(),
+        structlog.testing.capture_logs() as logs,
     ):
         asyncio.run(run(Path(directory)))
+    assert not any("not reported" in line["event"] for line in logs)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.log_writer import LogWriter
+from tests.support.file_calls import counted_file_calls
 from tests.unit.broker.test_disk_use import settle
 from tieringd.broker.layout import KafkaLayout
+from tieringd.broker.log_dir import LOOK_EVERY, LogDirRescan, ReportedChanges
 from tieringd.errors import LocalFileError
 
 OLD_ID, NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ", "AAAAAAAAAAAAAAAAAAAAAg"
@@ -117,3 +121,232 @@ def test_partition_that_a_broker_moves_is_read_between_scans(log_dir, tmp_path):
             layout.read_log(partition, ())
     shutil.rmtree(other / "orders-0")
     assert layout.scan([str(log_dir), str(other)]).partitions == (partition,)
+
+
+class Reports:
+    """A kernel that reports what a test says."""
+
+    def __init__(self, watched):
+        self.watched = frozenset(watched)
+        self.renamed, self.written, self.idle = set(), set(), set()
+
+    def since_last(self, *, unwritten):
+        self.idle = (self.idle | unwritten) - self.written
+        renamed, self.renamed, self.written = frozenset(self.renamed), set(), set()
+        return ReportedChanges(self.watched, renamed, self.watched - self.idle)
+
+
+class WatchedLogs:
+    """Ten partitions in one log directory, the changes that the kernel reports, and the daemon's rescans."""
+
+    def __init__(self, root):
+        self.writers = [LogWriter(root, "orders", number, topic_id=OLD_ID) for number in range(10)]
+        for writer in self.writers:
+            writer.closed_segment()
+        self.root = str(root)
+        self.rescan = LogDirRescan()
+        self.reports = Reports(str(writer.path) for writer in self.writers)
+
+    def rename(self, change, *writers):
+        """Let the names in the directories of *writers* change, and report it."""
+        for writer in writers:
+            change(writer)
+            self.reports.renamed.add(str(writer.path))
+
+    def write(self, *writers):
+        """Append to the logs of *writers*, and report it."""
+        for writer in writers:
+            writer.append()
+            self.reports.written.add(str(writer.path))
+
+    def read(self):
+        """Read all logs; return them by partition, and how many files and directories were looked at."""
+        partitions = self.rescan.scan([self.root]).partitions
+        self.rescan.note_changes(self.reports)
+        with counted_file_calls() as calls:
+            logs = {one.path: self.rescan.read(one) for one in partitions}
+        return logs, calls["stat"]
+
+    def fresh(self):
+        """Return what a daemon reads that has just started."""
+        rescan = LogDirRescan()
+        return {one.path: rescan.read(one) for one in rescan.scan([self.root]).partitions}
+
+
+LOOK_AT_ALL = 10 * 3
+"""Ten directories, with a closed and an active segment each."""
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Give ten partitions that are watched, and that the kernel reports nothing of."""
+    logs = WatchedLogs(tmp_path)
+    for _ in range(4):
+        logs.read()
+    return logs
+
+
+@pytest.fixture
+def active(watched):
+    """Give the same, with writes that are not reported because there are so many."""
+    watched.write(*watched.writers)
+    watched.read()
+    return watched
+
+
+def test_partitions_without_a_reported_change_are_looked_at_in_one_of_five_scans(watched):
+    """In five scans each partition is looked at once, and not at all in between."""
+    looks = [watched.read()[1] for _ in range(2 * LOOK_EVERY)]
+    assert sum(looks[:LOOK_EVERY]) == sum(looks[LOOK_EVERY:]) == LOOK_AT_ALL
+
+
+def test_unchanged_log_is_the_same_object_whether_it_is_looked_at_or_not(watched):
+    """Whatever follows from a log is made anew only for another object."""
+    first = watched.read()[0]
+    for _ in range(LOOK_EVERY):
+        assert all(log is first[path] for path, log in watched.read()[0].items())
+
+
+def test_log_that_is_not_looked_at_is_of_the_partition_that_is_asked_for(watched):
+    """A caller may know another id of the topic than the files have, and gets the same object each time."""
+    (first, *_) = watched.rescan.scan([watched.root]).partitions
+    asked = replace(first, topic_id=NEW_ID)
+    found = watched.rescan.read(asked)
+    assert found.partition is asked
+    assert watched.rescan.read(asked) is found
+
+
+def test_segments_of_a_partition_that_is_written_to_are_looked_at_in_every_scan(active):
+    """After a write that was reported, further writes may not be. The names still hold."""
+    writer = active.writers[0]
+    looks = []
+    for _ in range(2 * LOOK_EVERY):
+        writer.append()
+        logs, seen = active.read()
+        assert logs == active.fresh()
+        looks.append(seen)
+    # The segments, and of those that changed the directory.
+    assert min(looks) >= 2 + 1
+
+
+def test_partitions_that_nothing_watches_are_looked_at_in_every_scan(tmp_path):
+    """Without reports a change shows in the files alone."""
+    logs = WatchedLogs(tmp_path)
+    logs.reports.watched = frozenset()
+    logs.read()
+    assert [logs.read()[1] for _ in range(3)] == [LOOK_AT_ALL] * 3
+
+
+@pytest.mark.parametrize("logs", ["watched", "active"])
+def test_reported_change_is_seen_by_the_next_read(logs, request):
+    """An append, a roll, a new leader epoch and the head's deletion are each seen as soon as reported."""
+    logs = request.getfixturevalue(logs)
+    first, second, third, fourth = logs.writers[:4]
+    logs.rename(LogWriter.roll, first)
+    logs.rename(lambda writer: writer.begin_epoch(7), second)
+    logs.rename(LogWriter.drop_head, third)
+    logs.write(fourth)
+    assert logs.read()[0] == logs.fresh()
+    for _ in range(4):
+        logs.read()
+    look_at_all = sum(1 + len(log.segments) for log in logs.fresh().values())
+    assert sum(logs.read()[1] for _ in range(LOOK_EVERY)) == look_at_all
+
+
+@pytest.mark.parametrize("is_roll", [True, False])
+def test_change_that_was_reported_to_a_scan_that_failed_is_seen_by_the_next_one(watched, is_roll):
+    """A broker that does not answer ends a scan between the report and the reads."""
+    if is_roll:
+        watched.rename(LogWriter.roll, watched.writers[0])
+    else:
+        watched.write(watched.writers[0])
+    watched.rescan.note_changes(watched.reports)
+    watched.rescan.note_changes(watched.reports)
+    assert watched.read()[0] == watched.fresh()
+
+
+def test_change_before_a_directory_was_watched_is_seen(tmp_path):
+    """A watch reports nothing of what came before it."""
+    logs = WatchedLogs(tmp_path)
+    all_paths, logs.reports.watched = logs.reports.watched, frozenset()
+    for _ in range(4):
+        logs.read()
+    logs.writers[0].roll()
+    logs.reports.watched = all_paths
+    assert logs.read()[0] == logs.fresh()
+
+
+def test_write_between_two_reports_of_idleness_is_seen(tmp_path):
+    """A partition counts as idle only from a look on that came after its writes began to be reported."""
+    logs = WatchedLogs(tmp_path)
+    for _ in range(2):
+        logs.read()
+    logs.writers[0].append()
+    assert logs.read()[0] == logs.fresh()
+
+
+def test_directory_whose_watch_has_ended_is_looked_at_in_every_scan(watched):
+    """A directory that is no longer watched may change without a report, also once it is watched again."""
+    first, all_paths = watched.writers[0], watched.reports.watched
+    watched.reports.watched = all_paths - {str(first.path)}
+    watched.read()
+    first.roll()
+    watched.reports.watched = frozenset(all_paths)
+    assert watched.read()[0] == watched.fresh()
+
+
+def test_segment_that_changed_lets_its_directory_be_looked_at(active):
+    """A truncation replaces files, and its report may come after the scan has begun."""
+    for writer in active.writers:
+        writer.closed_segment()
+    assert active.read()[0] == active.fresh()
+
+
+@pytest.mark.parametrize("change", ["append", "begin_epoch", "drop_head"])
+def test_change_that_is_not_reported_is_seen_within_five_scans_and_ends_the_trust(watched, change):
+    """A filesystem that reports nothing costs some rounds once, and one line of the log."""
+    first = watched.writers[0]
+    getattr(first, change)(*([7] if change == "begin_epoch" else []))
+    with capture_logs() as logs:
+        for _ in range(LOOK_EVERY):
+            found, _ = watched.read()
+    assert found == watched.fresh()
+    assert [(line["event"].split(";")[0], line["path"]) for line in logs] == [
+        ("a change in a watched directory was not reported", str(first.path))
+    ]
+    first.begin_epoch(8)
+    first.append()
+    assert watched.read()[0] == watched.fresh()
+    looks = {watched.read()[1] for _ in range(LOOK_EVERY)}
+    assert len(looks) == 1, "all are looked at in every scan"
+
+
+@pytest.mark.parametrize("is_write", [True, False])
+def test_change_that_came_while_the_logs_were_read_is_no_fault_of_the_reports(watched, is_write):
+    """A report that comes with the next answer is in time: the change is newer than this answer."""
+    first = watched.writers[0]
+    if is_write:
+        first.append()
+        os.utime(first.log_path(first.bases_on_disk[-1]))
+    else:
+        first.begin_epoch(7)
+        os.utime(first.path)
+    with capture_logs() as logs:
+        for _ in range(LOOK_EVERY):
+            found, _ = watched.read()
+    assert found == watched.fresh()
+    assert logs == []
+
+
+def test_directory_of_another_topic_is_no_fault_of_the_reports(watched):
+    """A new directory under an old name is another directory: nothing watched it."""
+    first = watched.writers[0]
+    first.path.rename(first.path.with_suffix(".abc-delete"))
+    other = LogWriter(first.path.parent, "orders", 0, topic_id=OLD_ID)
+    other.closed_segment()
+    other.begin_epoch(7)
+    with capture_logs() as logs:
+        for _ in range(LOOK_EVERY + 1):
+            found, _ = watched.read()
+    assert found == watched.fresh()
+    assert logs == []

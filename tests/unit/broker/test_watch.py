@@ -226,3 +226,196 @@ async def test_same_directories_are_followed_at_no_cost_until_one_is_lost(watch,
     await watch.changes()
     (path / _ROLLED).touch()
     assert str(path) in (await watch.changes()).paths
+
+
+ORDERS = ("orders-0", "orders-1")
+
+
+def changed_names(watch, log_dir):
+    """Return the partitions' directories whose names changed, and those that are watched."""
+    changes = watch.since_last(unwritten=())
+    return partitions_of(log_dir, changes.renamed), partitions_of(log_dir, changes.watched)
+
+
+def partitions_of(log_dir, paths):
+    """Return the names of the partitions' directories in *paths*."""
+    return sorted(path.removeprefix(f"{log_dir}/") for path in paths if path != str(log_dir))
+
+
+@pytest.mark.parametrize("change", ["create", "delete", "rename", "replace", "move away", "move in"])
+async def test_each_change_of_names_is_reported_once(watch, log_dir, change):
+    """A name that comes, goes or is replaced makes its directory one that has changed."""
+    file, other = log_dir / "orders-1" / "old.index", log_dir / "elsewhere"
+    file.touch()
+    other.touch()
+    assert changed_names(watch, log_dir) == (list(ORDERS), list(ORDERS))
+    assert changed_names(watch, log_dir) == ([], list(ORDERS))
+    {
+        "create": (log_dir / "orders-1" / "new.timeindex").touch,
+        "delete": file.unlink,
+        "rename": lambda: file.rename(file.with_suffix(".deleted")),
+        "replace": lambda: other.rename(file),
+        "move away": lambda: file.rename(log_dir / "gone"),
+        "move in": lambda: other.rename(log_dir / "orders-1" / "came"),
+    }[change]()
+    assert changed_names(watch, log_dir) == (["orders-1"], list(ORDERS))
+    assert changed_names(watch, log_dir) == ([], list(ORDERS))
+
+
+async def test_changes_that_the_loop_has_read_before_are_reported(watch, log_dir):
+    """A hint does not take a change away from the scan."""
+    watch.since_last(unwritten=())
+    (log_dir / "orders-1" / _ROLLED).touch()
+    await watch.changes()
+    assert changed_names(watch, log_dir) == (["orders-1"], list(ORDERS))
+
+
+async def test_change_that_the_scan_has_read_is_still_a_hint(watch, log_dir):
+    """A scan does not take a hint away."""
+    (log_dir / "orders-1" / _ROLLED).touch()
+    watch.since_last(unwritten=())
+    assert await watch.changes() == Hint(frozenset({str(log_dir / "orders-1")}))
+
+
+async def test_appends_are_no_changes_of_names(watch, log_dir):
+    """A write would be reported for each batch."""
+    file = log_dir / "orders-0" / _ROLLED
+    file.touch()
+    watch.since_last(unwritten=())
+    file.write_bytes(b"appended")
+    assert changed_names(watch, log_dir) == ([], list(ORDERS))
+
+
+async def test_set_of_watched_directories_is_the_same_object_while_it_is_the_same(watch, log_dir):
+    """A scan compares ten thousand paths only when one came or went."""
+    first, second = (watch.since_last(unwritten=()).watched for _ in range(2))
+    assert first is second
+    watch.follow([str(log_dir / "orders-0")])
+    assert watch.since_last(unwritten=()).watched == {str(log_dir), str(log_dir / "orders-0")}
+
+
+async def test_directory_that_is_watched_anew_counts_as_changed(watch, log_dir):
+    """What happened while it was not watched is in no report."""
+    watch.since_last(unwritten=())
+    watch.follow([str(log_dir / "orders-0")])
+    watch.follow([str(log_dir / "orders-0"), str(log_dir / "orders-1")])
+    assert changed_names(watch, log_dir) == (["orders-1"], list(ORDERS))
+
+
+async def test_directory_that_was_renamed_or_deleted_is_not_watched(watch, log_dir):
+    """A directory that gets the name later is another one."""
+    (log_dir / "orders-0").rename(log_dir / "orders-0.abc-delete")
+    (log_dir / "orders-1").rmdir()
+    (log_dir / "orders-0").mkdir()
+    assert changed_names(watch, log_dir) == (list(ORDERS), [])
+
+
+async def test_directory_that_is_watched_under_an_earlier_name_is_not_counted(watch, log_dir):
+    """Its reports would name the directory that it was."""
+    (log_dir / "orders-0").rename(log_dir / "orders-2")
+    followed = [str(log_dir / f"orders-{number}") for number in range(3)]
+    watch.follow(followed)
+    assert changed_names(watch, log_dir)[1] == ["orders-1"]
+    watch.follow(followed)
+    assert changed_names(watch, log_dir) == (["orders-2"], ["orders-1", "orders-2"])
+
+
+async def test_no_directory_counts_as_watched_after_an_overflow(watch, log_dir):
+    """Events that the kernel lost may be of any directory. The next answer counts them again."""
+    watch.since_last(unwritten=())
+    for number in range(_QUEUED_EVENTS + 10):
+        os.close(os.open(log_dir / "orders-0" / f"{number}.index", os.O_CREAT | os.O_WRONLY))
+    answers = [changed_names(watch, log_dir)[1] for _ in range(20)]
+    assert answers[0] == []
+    assert answers[-1] == list(ORDERS)
+    # The event that says so is the last one of the queue.
+    assert answers.index(list(ORDERS)) > _QUEUED_EVENTS // 4096
+
+
+def unreported(watch, log_dir, *, unwritten=()):
+    """Say that nothing was written to *unwritten*; return whose writes are not reported."""
+    paths = {str(log_dir / name) for name in unwritten}
+    return partitions_of(log_dir, watch.since_last(unwritten=paths).unreported_writes)
+
+
+@pytest.fixture
+def logs(log_dir):
+    """Give an open segment in each partition."""
+    for name in ORDERS:
+        (log_dir / name / _ROLLED).write_bytes(b"before")
+    return [log_dir / name / _ROLLED for name in ORDERS]
+
+
+async def test_writes_are_reported_where_the_scan_found_none(watch, log_dir, logs):
+    """A directory that is idle is watched for a write, any other is not."""
+    assert unreported(watch, log_dir) == list(ORDERS)
+    assert unreported(watch, log_dir, unwritten=["orders-1"]) == ["orders-0"]
+    assert unreported(watch, log_dir) == ["orders-0"]
+
+
+@pytest.mark.parametrize("change", ["append", "truncate", "set time"])
+async def test_first_write_to_an_idle_directory_is_reported(watch, log_dir, logs, change):
+    """The answer after a write says that writes are not reported, and so does each one until it is idle."""
+    unreported(watch, log_dir, unwritten=ORDERS)
+    {
+        "append": lambda: logs[1].write_bytes(b"x"),
+        "truncate": lambda: os.truncate(logs[1], 2),
+        "set time": lambda: os.utime(logs[1], (1, 1)),
+    }[change]()
+    assert unreported(watch, log_dir) == ["orders-1"]
+    assert unreported(watch, log_dir) == ["orders-1"]
+    assert unreported(watch, log_dir, unwritten=["orders-1"]) == []
+    assert unreported(watch, log_dir) == []
+
+
+async def test_second_write_is_no_event(watch, log_dir, logs):
+    """A directory that is written to costs one event, and not one for each append."""
+    unreported(watch, log_dir, unwritten=ORDERS)
+    with logs[0].open("ab", buffering=0) as file:
+        file.write(b"first")
+        unreported(watch, log_dir)
+        for _ in range(_QUEUED_EVENTS + 10):
+            file.write(b"x")
+            file.write(b"y")
+    answer = watch.since_last(unwritten=())
+    assert partitions_of(log_dir, answer.watched) == list(ORDERS), (
+        "an overflow would say that events were lost"
+    )
+
+
+async def test_writes_are_no_hints_and_no_changes_of_names(watch, log_dir, logs):
+    """A scan is brought forward by what can close a segment."""
+    unreported(watch, log_dir, unwritten=ORDERS)
+    await watch.changes()
+    logs[0].write_bytes(b"appended")
+    (log_dir / "orders-1" / "new-0000000000000000200.log").touch()
+    assert await watch.changes() == Hint(frozenset({str(log_dir / "orders-1")}))
+    assert changed_names(watch, log_dir)[0] == ["orders-1"]
+
+
+async def test_names_are_reported_while_writes_are(watch, log_dir, logs):
+    """Watching for writes changes nothing of the rest."""
+    unreported(watch, log_dir, unwritten=ORDERS)
+    logs[0].rename(logs[0].with_suffix(".deleted"))
+    assert changed_names(watch, log_dir) == (["orders-0"], list(ORDERS))
+    logs[1].write_bytes(b"more")
+    unreported(watch, log_dir)
+    logs[1].unlink()
+    assert changed_names(watch, log_dir) == (["orders-1"], list(ORDERS))
+
+
+async def test_directory_that_takes_the_place_of_an_idle_one_is_not_watched(watch, log_dir, logs):
+    """A request to watch its writes does not watch it by accident."""
+    (log_dir / "orders-0").rename(log_dir / "orders-0.abc-delete")
+    (log_dir / "orders-0").mkdir()
+    answer = watch.since_last(unwritten={str(log_dir / "orders-0")})
+    assert partitions_of(log_dir, answer.watched) == ["orders-1"]
+    assert partitions_of(log_dir, answer.unreported_writes) == ["orders-1"]
+
+
+async def test_directory_that_is_watched_anew_has_unreported_writes(watch, log_dir, logs):
+    """An earlier watch for writes ended with the watch."""
+    unreported(watch, log_dir, unwritten=ORDERS)
+    watch.follow([str(log_dir / "orders-0")])
+    watch.follow([str(log_dir / name) for name in ORDERS])
+    assert unreported(watch, log_dir) == ["orders-1"]
