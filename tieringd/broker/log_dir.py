@@ -553,8 +553,6 @@ class LogDirRescan:
                 self._read_since_scan.add(path)
                 return log
             del self._listed[path]
-        self._held.discard(path)
-        self._still.discard(path)
         # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)

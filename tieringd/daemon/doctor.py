@@ -95,10 +95,13 @@ async def examined(config: Config, *, timeout_seconds: float) -> list[CheckResul
             "cloud_storage_segment_upload_timeout_ms": timeout_ms,
         }
     )
+    directories = asyncio.create_task(
+        _within(_threaded(_directories, config), "directories", "log directories", timeout_seconds)
+    )
     store, broker, *local = await asyncio.gather(
-        _within(_store(hurried), "store", place_of(config), timeout_seconds * 3),
+        _within(_store(hurried, after=directories), "store", place_of(config), timeout_seconds * 3),
         _within(_broker(config, timeout_seconds), "broker", _bootstrap(config), timeout_seconds * 3),
-        _within(_threaded(_directories, config), "directories", "log directories", timeout_seconds),
+        directories,
         _within(_threaded(_limits, config), "limits", "this process", timeout_seconds),
     )
     return [*store, *broker, *(one for findings in local for one in findings)]
@@ -138,8 +141,10 @@ def _of_error(check: str, subject: str, error: TieringError) -> CheckResult:
     )
 
 
-async def _store(config: Config) -> AsyncIterator[CheckResult]:
+async def _store(config: Config, *, after: asyncio.Task[list[CheckResult]]) -> AsyncIterator[CheckResult]:
     place = place_of(config)
+    # An empty state directory shows a first start, and a trial of pins makes a directory in it for a moment.
+    await asyncio.wait({after})
     try:
         is_to_come = await asyncio.to_thread(_begins_at_first_start, config)
     except (OSError, TieringError) as error:
@@ -206,10 +211,10 @@ async def _store_requests(config: Config, store: ResilientStore, place: str) -> 
 
 def _begins_at_first_start(config: Config) -> bool:
     """Return whether a file store's directory is not an archive, and a daemon's first start makes it one."""
-    root, state = config.cloud_storage_file_root, config.state_directory
+    root = config.cloud_storage_file_root
     if config.backend != "file" or root is None:
         return False
-    is_first = not state.is_dir() or not any(state.iterdir()) or KnownRoots(state).is_first_start()
+    is_first = KnownRoots(config.state_directory).begins_at_next_start()
     can_be_made = os.access(root if root.exists() else root.parent, os.W_OK | os.X_OK)
     return is_first and can_be_made and (not root.exists() or marker_of(root) is None)
 

@@ -41,11 +41,21 @@ class KnownRoots:
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with os.scandir(self._directory) as entries:
-                is_empty = all(entry.name == LOST_AND_FOUND for entry in entries)
-            if is_empty:
+            if self._is_empty():
                 with suppress(FileExistsError):
                     self._write({}, replaces=False)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def begins_at_next_start(self) -> bool:
+        """
+        Return whether the next start of a daemon is the first one. Nothing is written.
+
+        Raises:
+            ConfigError: The state directory, or the note in it, cannot be read.
+        """
+        try:
+            return not self._directory.is_dir() or self._is_empty() or self.is_first_start()
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -57,6 +67,10 @@ class KnownRoots:
             ConfigError: The note cannot be read.
         """
         return self._read() == {}
+
+    def _is_empty(self) -> bool:
+        with os.scandir(self._directory) as entries:
+            return all(entry.name == LOST_AND_FOUND for entry in entries)
 
     def id_of(self, root: Path) -> str | None:
         """

@@ -242,7 +242,7 @@ def test_reported_change_is_seen_by_the_next_read(logs, request):
     """An append, a roll, a new leader epoch and the head's deletion are each seen as soon as reported."""
     logs = request.getfixturevalue(logs)
     first, second, third, fourth = logs.writers[:4]
-    logs.rename(LogWriter.roll, first)
+    logs.rename(LogWriter.closed_segment, first)
     logs.rename(lambda writer: writer.begin_epoch(7), second)
     logs.rename(LogWriter.drop_head, third)
     logs.write(fourth)
@@ -257,7 +257,7 @@ def test_reported_change_is_seen_by_the_next_read(logs, request):
 def test_change_that_was_reported_to_a_scan_that_failed_is_seen_by_the_next_one(watched, is_roll):
     """A broker that does not answer ends a scan between the report and the reads."""
     if is_roll:
-        watched.rename(LogWriter.roll, watched.writers[0])
+        watched.rename(LogWriter.closed_segment, watched.writers[0])
     else:
         watched.write(watched.writers[0])
     watched.rescan.note_changes(watched.reports)
@@ -271,7 +271,7 @@ def test_change_before_a_directory_was_watched_is_seen(tmp_path):
     all_paths, logs.reports.watched = logs.reports.watched, frozenset()
     for _ in range(4):
         logs.read()
-    logs.writers[0].roll()
+    logs.writers[0].begin_epoch(7)
     logs.reports.watched = all_paths
     assert logs.read()[0] == logs.fresh()
 
@@ -285,13 +285,19 @@ def test_write_between_two_reports_of_idleness_is_seen(tmp_path):
     assert logs.read()[0] == logs.fresh()
 
 
-def test_directory_whose_watch_has_ended_is_looked_at_in_every_scan(watched):
+@pytest.mark.parametrize("is_write", [True, False])
+def test_directory_whose_watch_has_ended_is_looked_at_in_every_scan(watched, is_write):
     """A directory that is no longer watched may change without a report, also once it is watched again."""
     first, all_paths = watched.writers[0], watched.reports.watched
+
+    def change(number):
+        first.append() if is_write else first.begin_epoch(number)
+
     watched.reports.watched = all_paths - {str(first.path)}
-    watched.read()
-    first.roll()
-    watched.reports.watched = frozenset(all_paths)
+    change(7)
+    assert watched.read()[0] == watched.fresh()
+    change(8)
+    watched.reports.watched = frozenset([*all_paths])
     assert watched.read()[0] == watched.fresh()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 
 import pytest
 import yaml
 
 from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import invoked
+from tieringd.broker.pins import pin_root
+from tieringd.daemon import doctor
 from tieringd.storage.file_root import make_marker
 
 
@@ -113,6 +116,35 @@ def test_a_missing_archive_is_told_with_what_to_do(host, tmp_path):
     )
     assert findings(done)["store_read"]["outcome"] == "warning"
     assert not (tmp_path / "new").exists()
+
+
+def test_trial_of_pins_does_not_hide_a_first_start(host, tmp_path, monkeypatch):
+    """Pins are tried in the state directory, whose emptiness shows that there is no archive yet."""
+    begins_at_first_start = doctor._begins_at_first_start
+
+    def long_trial(*arguments):
+        root = pin_root(*arguments)
+        time.sleep(0.3)
+        return root
+
+    def late_look(config):
+        time.sleep(0.1)
+        return begins_at_first_start(config)
+
+    monkeypatch.setattr(doctor, "pin_root", long_trial)
+    monkeypatch.setattr(doctor, "_begins_at_first_start", late_look)
+    config = host(cloud_storage_file_root=str(tmp_path / "new"))
+    done = invoked("doctor", "--format", "json", "--timeout", "20", "--config", config)
+    assert str(tmp_path / "state") in findings(done)["pins"]["message"]
+    assert findings(done)["store_read"]["outcome"] == "warning"
+
+
+def test_directory_of_a_new_filesystem_is_an_empty_state_directory(host, tmp_path):
+    """The daemon takes it for one as well."""
+    (tmp_path / "state" / "lost+found").mkdir()
+    config = host(cloud_storage_file_root=str(tmp_path / "new"))
+    done = invoked("doctor", "--format", "json", "--timeout", "20", "--config", config)
+    assert findings(done)["store_read"]["outcome"] == "warning"
 
 
 def test_an_unreadable_log_directory_is_a_fault(host, tmp_path):
