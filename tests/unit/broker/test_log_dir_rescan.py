@@ -195,13 +195,13 @@ def active(watched):
 
 
 def test_partitions_without_a_reported_change_are_looked_at_in_one_of_five_scans(watched):
-    """In five scans each partition is looked at once, and not at all in between."""
+    """Each partition is looked at once in five scans, and not at all in between."""
     looks = [watched.read()[1] for _ in range(2 * LOOK_EVERY)]
     assert sum(looks[:LOOK_EVERY]) == sum(looks[LOOK_EVERY:]) == LOOK_AT_ALL
 
 
 def test_unchanged_log_is_the_same_object_whether_it_is_looked_at_or_not(watched):
-    """Whatever follows from a log is made anew only for another object."""
+    """The same object shows that nothing which follows from the log is to be made anew."""
     first = watched.read()[0]
     for _ in range(LOOK_EVERY):
         assert all(log is first[path] for path, log in watched.read()[0].items())
@@ -217,7 +217,7 @@ def test_log_that_is_not_looked_at_is_of_the_partition_that_is_asked_for(watched
 
 
 def test_segments_of_a_partition_that_is_written_to_are_looked_at_in_every_scan(active):
-    """After a write that was reported, further writes may not be. The names still hold."""
+    """Further writes may not be reported after one that was. The names still hold."""
     writer = active.writers[0]
     looks = []
     for _ in range(2 * LOOK_EVERY):
@@ -230,7 +230,7 @@ def test_segments_of_a_partition_that_is_written_to_are_looked_at_in_every_scan(
 
 
 def test_partitions_that_nothing_watches_are_looked_at_in_every_scan(tmp_path):
-    """Without reports a change shows in the files alone."""
+    """A change shows in the files alone where nothing reports it."""
     logs = WatchedLogs(tmp_path)
     logs.reports.watched = frozenset()
     logs.read()
