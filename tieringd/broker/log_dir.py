@@ -473,7 +473,8 @@ class LogDirRescan:
         self._read_since_scan: set[str] = set()
         """
         The listed directories that were read since the last scan. Their topic ids are not looked up by the
-        next one, because `read` notices every directory in which a file was made, replaced or removed.
+        next one, because `read` notices every directory in which a file was made, replaced or removed, or the
+        kernel reports it.
         """
         self._scans = 0
         self._reported = ReportedChanges()
@@ -484,6 +485,8 @@ class LogDirRescan:
         """
         self._still: set[str] = set()
         """Those of them whose segments were looked at while writes were reported, and none was since."""
+        self._replaced: set[str] = set()
+        """The directories that took the place of a watched one: the reports may be of the earlier one."""
         self._unwritten: set[str] = set()
         """The directories whose writes are not reported, and whose segments the last look found unchanged."""
         self._noted_at_ns = 0
@@ -509,6 +512,7 @@ class LogDirRescan:
             self._topic_ids.keep_only(self._by_path)
             for path in self._listed.keys() - self._by_path.keys():
                 del self._listed[path]
+            self._replaced &= self._by_path.keys()
         self._read_since_scan = set()
         return scan
 
@@ -525,6 +529,8 @@ class LogDirRescan:
         self._reported = reported
         self._held -= reported.renamed
         self._still -= reported.renamed
+        # A directory that is watched anew counts as changed.
+        self._replaced -= reported.renamed
         self._still -= reported.unreported_writes
 
     def read(self, partition: LocalPartition) -> LocalLog:
@@ -538,24 +544,21 @@ class LogDirRescan:
         path = partition.path
         listed = self._listed.get(path)
         if listed is not None:
-            looks_at_all = listed.inode % LOOK_EVERY == self._scans % LOOK_EVERY
-            log: LocalLog | None
-            if path in self._still and not looks_at_all:
-                log = _of(partition, listed.log)
-            else:
-                log = _again(listed, partition, looks_at_directory=looks_at_all or path not in self._held)
-                self._check_reports(path, listed, log)
-                if log is not None:
-                    self._note_look(path, is_unwritten=log.segments is listed.log.segments)
+            log = self._read_again(partition, listed)
             if log is not None:
                 if log is not listed.log:
                     self._listed[path] = replace(listed, log=log)
                 self._read_since_scan.add(path)
                 return log
             del self._listed[path]
+        was_held = path in self._held
+        self._held.discard(path)
+        self._still.discard(path)
         # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)
+        if listed is not None:
+            self._compare(path, listed, log, directory, was_held=was_held)
         found = self._by_path.get(path)
         if found is None:
             # The broker is moving it. Only of what the scan found is it known which topic it is of.
@@ -569,46 +572,65 @@ class LogDirRescan:
             self._topic_ids.forget(path)
         return log
 
+    def _read_again(self, partition: LocalPartition, listed: _Listed) -> LocalLog | None:
+        """Return the current log with the names of *listed*; None when it must be listed again."""
+        path = partition.path
+        looks_at_all = hash(path) % LOOK_EVERY == self._scans % LOOK_EVERY
+        if path in self._still and not looks_at_all:
+            return _of(partition, listed.log)
+        log = _again(listed, partition, looks_at_directory=looks_at_all or path not in self._held)
+        if log is not None:
+            is_unwritten = log.segments is listed.log.segments
+            if path in self._still and not is_unwritten:
+                times = {one.modified_ns for one in log.segments} - {
+                    one.modified_ns for one in listed.log.segments
+                }
+                self._check_reports(path, times)
+            self._note_look(path, is_unwritten=is_unwritten)
+        return log
+
     def _note_look(self, path: str, *, is_unwritten: bool) -> None:
         """Note that the names were those of the listing, and whether the segments were as before."""
         reported = self._reported
-        if path in reported.watched:
+        if path in reported.watched and path not in self._replaced:
             self._held.add(path)
             if path not in reported.unreported_writes:
                 self._still.add(path)
             elif is_unwritten:
                 self._unwritten.add(path)
 
-    def _check_reports(self, path: str, listed: _Listed, found: LocalLog | None) -> None:
-        """
-        Stop relying on reports where something changed before they were noted, and none said so.
+    def _compare(
+        self,
+        path: str,
+        before: _Listed,
+        log: LocalLog,
+        directory: tuple[int, int] | None,
+        *,
+        was_held: bool,
+    ) -> None:
+        """Compare a directory with its last listing, and check whether a difference was reported."""
+        if directory is None or directory[0] != before.inode:
+            if path in self._reported.watched:
+                self._replaced.add(path)
+        elif was_held and (log.epochs, _names(log)) != (before.log.epochs, _names(before.log)):
+            self._check_reports(path, {directory[1]})
 
-        *found* is what a look at the directory *path* found; None where its names have changed.
-        """
-        if path not in self._held:
-            return
-        if found is None:
-            directory = _directory(path)
-            if directory is None or directory[0] != listed.inode:
-                # The directory is gone, or another one has its name.
-                return
-            times = {directory[1]} - {listed.modified_ns}
-        elif path in self._still and found.segments is not listed.log.segments:
-            times = {one.modified_ns for one in found.segments} - {
-                one.modified_ns for one in listed.log.segments
-            }
-        else:
-            return
-        if any(is_settled(each, now_ns=self._noted_at_ns) for each in times):
+    def _check_reports(self, path: str, times_ns: Collection[int]) -> None:
+        """Stop relying on reports where something changed at *times_ns*, and none said so by now."""
+        if any(is_settled(each, now_ns=self._noted_at_ns) for each in times_ns):
             self._trusts_reports = False
             self._reported = ReportedChanges()
-            self._held, self._still, self._unwritten = set(), set(), set()
+            self._held, self._still, self._replaced, self._unwritten = set(), set(), set(), set()
             log.warning(
                 "a change in a watched directory was not reported; every round looks at all files now",
                 path=path,
                 hint="The filesystem of the log directory does not report all changes. A closed segment may "
                 "be noticed only by the next round",
             )
+
+
+def _names(log: LocalLog) -> list[tuple[str, int]]:
+    return [(segment.path, segment.inode) for segment in log.segments]
 
 
 def _again(listed: _Listed, partition: LocalPartition, *, looks_at_directory: bool) -> LocalLog | None:

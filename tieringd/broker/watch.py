@@ -34,7 +34,7 @@ _WRITES: Final = Mask.MODIFY | Mask.ATTRIB
 """A write, a truncation, and a change of a file's time."""
 _EVENTS_PER_TURN: Final = 256
 """The limit per iteration of the event loop, so that a storm of events leaves it time for other work."""
-_EVENTS_PER_ANSWER: Final = 4096
+_EVENTS_PER_ANSWER: Final = 1024
 """With more events than this `since_last` says nothing of any directory: reading them takes as long."""
 _IDLE_PER_ANSWER: Final = 2000
 """The limit of directories whose writes begin to be reported: some ten milliseconds of the event loop."""
@@ -126,7 +126,8 @@ class DirectoryWatch:
         From then on the first write to each of *unwritten*, or to a part of them, is reported. Where events
         were lost, or too many wait, no directory counts as watched.
         """
-        is_whole = self._read_events(_EVENTS_PER_ANSWER) and not self._has_lost_events
+        is_read = self._read(_EVENTS_PER_ANSWER)
+        is_whole = is_read and not self._has_lost_events
         renamed, self._renamed = frozenset(self._renamed), set()
         self._has_lost_events = False
         if not is_whole:
@@ -141,8 +142,14 @@ class DirectoryWatch:
     def close(self) -> None:
         """Remove the watches; closing twice is allowed."""
         self._closed = True
+        self._remove_all()
+
+    def _remove_all(self) -> None:
+        """Remove the watches; the next `follow` begins anew."""
         self._watches.clear()
-        self._paths = None
+        self._renamed.clear()
+        self._unreported_writes.clear()
+        self._followed = self._paths = None
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
@@ -165,8 +172,10 @@ class DirectoryWatch:
         try:
             watch = self._inotify.add_watch(path, _NAMES)
             if watch.path != Path(path):
-                # The directory is watched under another name that it had, and its events would name that one.
-                self._inotify.rm_watch(watch)
+                # The directory is watched under another name, which its events name. It is an earlier one of
+                # which the end is yet to be read, or the same directory is mounted twice. Asking again has
+                # ended the reports of its writes.
+                self._unreported_writes |= {str(watch.path)} & self._watches.keys()
                 return True
             self._watches[path] = watch
         except OSError as error:
@@ -199,15 +208,21 @@ class DirectoryWatch:
 
     def _forget(self, path: str) -> None:
         assert self._inotify is not None
-        watch = self._watches.pop(path)
-        self._unreported_writes.discard(path)
-        self._followed = self._paths = None
+        watch = self._watches[path]
+        self._drop(path)
         try:
             self._inotify.rm_watch(watch)
         except OSError as error:
             # The kernel drops the watch of a deleted directory by itself.
             if error.errno != errno.EINVAL:
                 raise
+
+    def _drop(self, path: str) -> None:
+        """Take the watch of *path* out of the books: it has ended."""
+        del self._watches[path]
+        self._unreported_writes.discard(path)
+        self._renamed.discard(path)
+        self._followed = self._paths = None
 
     def _degrade(self, reason: str, error: OSError) -> None:
         """Warn once that only the rescans may see changes from now on."""
@@ -220,30 +235,32 @@ class DirectoryWatch:
                 hint="Raise fs.inotify.max_user_watches or fs.inotify.max_user_instances",
             )
 
-    def _read(self) -> None:
-        """Process the waiting events; the event loop calls this when there are some."""
-        if not self._read_events(_EVENTS_PER_TURN):
-            # Events that the library has already read do not make the descriptor readable again.
-            asyncio.get_running_loop().call_soon(self._read)
+    def _read(self, at_most: int = _EVENTS_PER_TURN) -> bool:
+        """
+        Process waiting events; the event loop calls this when there are some.
 
-    def _read_events(self, at_most: int) -> bool:
-        """Process waiting events; return whether none is left."""
-        if self._inotify is None:
-            return True
+        Returns:
+            Whether none is left.
+        """
         is_empty = False
         for _ in range(at_most):
-            event = self._inotify.sync_get()
+            event = None if self._inotify is None else self._inotify.sync_get()
             if event is None:
                 is_empty = True
                 break
             self._note(event)
+        else:
+            # Events that the library has already read do not make the descriptor readable again.
+            asyncio.get_running_loop().call_soon(self._read)
         if self._changed or self._rescan:
             self._has_news.set()
         return is_empty
 
     def _note(self, event: Event) -> None:
         if event.mask & Mask.Q_OVERFLOW:
+            # The end of a watch may be among what was lost, so no watch is known to be alive.
             self._rescan = self._has_lost_events = True
+            self._remove_all()
             return
         watch = event.watch
         if watch is None:
@@ -252,23 +269,38 @@ class DirectoryWatch:
         if event.mask & _WRITES:
             self._note_write(directory, watch)
             return
-        self._renamed.add(directory)
-        if event.mask & Mask.IGNORED:
-            if self._watches.get(directory) is watch:
-                del self._watches[directory]
-                self._unreported_writes.discard(directory)
-                self._followed = self._paths = None
-        elif event.mask & Mask.MOVE_SELF:
-            # A broker renames a partition's directory before it deletes it, and another directory may get
-            # the same name later.
-            if self._watches.get(directory) is watch:
-                self._forget(directory)
-            self._changed.add(directory)
-        elif event.name is not None and event.mask & _NEW_NAMES:
-            self._note_name(directory, event.name.name, is_directory=bool(event.mask & Mask.ISDIR))
+        if self._watches.get(directory) is watch:
+            self._renamed.add(directory)
+        if event.mask & (Mask.IGNORED | Mask.MOVE_SELF):
+            self._note_end(directory, watch, has_moved=not event.mask & Mask.IGNORED)
+        elif event.name is not None:
+            is_directory = bool(event.mask & Mask.ISDIR)
+            if event.mask & _NEW_NAMES:
+                self._note_name(directory, event.name.name, is_directory=is_directory)
+            elif is_directory and (gone := f"{directory}/{event.name.name}") in self._watches:
+                # A process that has it open keeps its watch alive, and another directory may get the name.
+                self._forget(gone)
         if len(self._changed) > _MAX_CHANGED_PATHS:
             self._changed.clear()
             self._rescan = True
+
+    def _note_end(self, directory: str, watch: Watch, *, has_moved: bool) -> None:
+        """
+        Forget a directory that is gone or has another name.
+
+        A broker renames a partition's directory before it deletes it, and another directory may get the same
+        name later. Where a log directory goes, the partitions of the one that gets its name are not watched.
+        """
+        if self._watches.get(directory) is watch:
+            if has_moved:
+                self._forget(directory)
+            else:
+                self._drop(directory)
+            if directory in self._log_dirs:
+                for path in [one for one in self._watches if one.startswith(f"{directory}/")]:
+                    self._forget(path)
+        if has_moved:
+            self._changed.add(directory)
 
     def _note_write(self, directory: str, watch: Watch) -> None:
         """Report no further writes: one is enough to know of, until the directory is idle again."""

@@ -356,3 +356,32 @@ def test_directory_of_another_topic_is_no_fault_of_the_reports(watched):
             found, _ = watched.read()
     assert found == watched.fresh()
     assert logs == []
+
+
+def test_time_of_a_directory_is_no_fault_of_the_reports(watched):
+    """A copy sets it (`cp -p`, `rsync -t`), and no name has changed."""
+    settle(watched.writers[0].path)
+    with capture_logs() as logs:
+        for _ in range(LOOK_EVERY):
+            watched.read()
+    assert logs == []
+
+
+def test_reports_of_an_earlier_directory_are_not_taken_for_those_of_its_successor(watched):
+    """A mount over the log directory, for example, is reported by nothing. Its partitions are other ones."""
+    first = watched.writers[0]
+    first.path.rename(first.path.with_suffix(".abc-delete"))
+    other = LogWriter(first.path.parent, "orders", 0, topic_id=OLD_ID)
+    other.closed_segment()
+    other.begin_epoch(7)
+    for _ in range(LOOK_EVERY + 1):
+        watched.read()
+    for epoch in range(8, 8 + LOOK_EVERY):
+        other.begin_epoch(epoch)
+        other.append()
+        assert watched.read()[0] == watched.fresh()
+    # A watch that begins anew says that anything may have changed, and counts from then on.
+    watched.rename(lambda writer: None, other)
+    for _ in range(4):
+        watched.read()
+    assert sum(watched.read()[1] for _ in range(LOOK_EVERY)) == LOOK_AT_ALL

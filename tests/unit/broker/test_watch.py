@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.file_calls import counted_file_calls
+from tests.support.small_disks import second_mount_at
 from tieringd.broker.watch import DirectoryWatch, Hint
 
 pytestmark = pytest.mark.timeout(300)
@@ -308,8 +309,63 @@ async def test_directory_that_was_renamed_or_deleted_is_not_watched(watch, log_d
     (log_dir / "orders-1").rmdir()
     (log_dir / "orders-0").mkdir()
     changes = watch.since_last(unwritten=())
-    assert partitions_of(log_dir, changes.renamed) == list(ORDERS)
-    assert partitions_of(log_dir, changes.watched | changes.unreported_writes) == []
+    assert partitions_of(log_dir, changes.watched | changes.renamed | changes.unreported_writes) == []
+
+
+async def test_directory_that_is_still_open_after_its_deletion_is_not_watched(watch, log_dir):
+    """The kernel tells of its end when it is closed, and another directory may have the name long before."""
+    path = log_dir / "orders-0"
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        path.rmdir()
+        path.mkdir()
+        assert changed_names(watch, log_dir)[1] == ["orders-1"]
+        watch.follow([str(log_dir / name) for name in ORDERS])
+        assert changed_names(watch, log_dir) == (["orders-0"], list(ORDERS))
+    finally:
+        os.close(descriptor)
+    (path / _ROLLED).touch()
+    assert changed_names(watch, log_dir) == (["orders-0"], list(ORDERS))
+
+
+async def test_partitions_of_a_log_directory_that_was_replaced_are_not_watched(tmp_path):
+    """An operator may move a log directory away and put a copy in its place."""
+    log_dir, partition = tmp_path / "data", tmp_path / "data" / "orders-0"
+    partition.mkdir(parents=True)
+    watch = DirectoryWatch([str(log_dir)])
+    watch.follow([str(partition)])
+    log_dir.rename(tmp_path / "old")
+    partition.mkdir(parents=True)
+    assert watch.since_last(unwritten=()).watched == frozenset()
+    assert watch.follow([str(partition)])
+    await watch.changes()
+    (partition / _ROLLED).touch()
+    assert str(partition) in (await watch.changes()).paths
+    watch.close()
+
+
+async def test_directory_that_is_mounted_twice_is_watched_once(watch, log_dir, tmp_path):
+    """Its events name one of the paths, so the other one does not count as watched. Nothing is done twice."""
+    with second_mount_at(log_dir / "orders-2", log_dir / "orders-1"):
+        followed = [str(log_dir / f"orders-{number}") for number in range(3)]
+        watch.follow(followed)
+        assert not watch.follow(followed)
+        assert changed_names(watch, log_dir)[1] == list(ORDERS)
+        unreported(watch, log_dir, unwritten=ORDERS)
+        watch.follow(followed)
+        assert unreported(watch, log_dir) == ["orders-1"], "asking for the other path has ended these reports"
+
+
+async def test_directories_that_come_and_go_take_no_memory(watch, log_dir):
+    """A daemon that asks for no changes, as beside Redpanda, does not gather them."""
+    for number in range(50):
+        path = log_dir / f"other-{number}"
+        path.mkdir()
+        watch.follow([str(path)])
+        (path / _ROLLED).touch()
+        await watch.changes()
+    changes = watch.since_last(unwritten=())
+    assert changes.renamed | changes.unreported_writes <= changes.watched
 
 
 async def test_directory_that_is_watched_under_an_earlier_name_is_not_counted(watch, log_dir):
@@ -323,15 +379,32 @@ async def test_directory_that_is_watched_under_an_earlier_name_is_not_counted(wa
 
 
 async def test_no_directory_counts_as_watched_after_an_overflow(watch, log_dir):
-    """Events that the kernel lost may be of any directory. The next answer counts them again."""
+    """Events that the kernel lost may be of any directory. They are watched anew then."""
+    paths = tuple(str(log_dir / name) for name in ORDERS)
+    watch.follow(paths)
     watch.since_last(unwritten=())
     for number in range(_QUEUED_EVENTS + 10):
         os.close(os.open(log_dir / "orders-0" / f"{number}.index", os.O_CREAT | os.O_WRONLY))
-    answers = [changed_names(watch, log_dir)[1] for _ in range(20)]
-    assert answers[0] == []
-    assert answers[-1] == list(ORDERS)
-    # The event that says so is the last one of the queue.
-    assert answers.index(list(ORDERS)) > _QUEUED_EVENTS // 4096
+    # The end of a watch may be among the events that are lost.
+    (log_dir / "orders-1").rmdir()
+    (log_dir / "orders-1").mkdir()
+    assert changed_names(watch, log_dir)[1] == []
+    assert (await watch.changes()).rescan
+    assert changed_names(watch, log_dir)[1] == []
+    assert watch.follow(paths)
+    assert changed_names(watch, log_dir) == (list(ORDERS), list(ORDERS))
+    (log_dir / "orders-1" / _ROLLED).touch()
+    assert changed_names(watch, log_dir) == (["orders-1"], list(ORDERS))
+
+
+async def test_hints_that_wait_behind_many_events_come(watch, log_dir):
+    """A scan that does not read all events leaves the others to the loop."""
+    for number in range(3000):
+        os.close(os.open(log_dir / "orders-0" / f"{number}.index", os.O_CREAT | os.O_WRONLY))
+    (log_dir / "orders-1" / _ROLLED).touch()
+    assert changed_names(watch, log_dir)[1] == []
+    async with asyncio.timeout(60):
+        assert str(log_dir / "orders-1") in (await watch.changes()).paths
 
 
 def unreported(watch, log_dir, *, unwritten=()):
