@@ -53,9 +53,10 @@ from tieringd.storage.base import (
     ObjectInfo,
     Take,
 )
+from tieringd.storage.file_copy import copied, crc32c_of_file
 from tieringd.storage.file_directories import DurableDirectories
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory
-from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, copied, crc32c_of_file, name_of
+from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, name_of
 from tieringd.storage.ranges import Windows
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
@@ -260,7 +261,7 @@ class FileStore:
     ) -> tuple[ObjectInfo, _FilesystemTime]:
         """Store an object. Return its description, and the filesystem's time."""
         with self._translated("put", target.key), self._new_file(root) as (fd, temporary):
-            actual = copied(bodies, fd, stop)
+            actual = copied(bodies, fd, stop, past_page_cache=self._root.is_on_own_disk(root))
             if actual != target.crc32c:
                 raise ChecksumRejected(
                     f"put {target.path}: the bytes have the checksum {actual:08x}, not {target.crc32c:08x}",

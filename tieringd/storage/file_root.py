@@ -36,6 +36,8 @@ _NETWORK_TYPES: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "virtiofs", "fuse"}
 )
 """`ceph` is absent, because its caches and locks are those of its cluster. `fuseblk` is a local disk."""
+_DISK_TYPES: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
+"""File systems on a disk of this host that write past the page cache when they are asked to."""
 
 MARKER_VERSION: Final = 1
 _MAX_MARKER_BYTES: Final = 4096
@@ -94,7 +96,8 @@ class FileRoot:
         self._root_id = root_id
         self._has_single_writer = has_single_writer
         self._filesystem_of = filesystem_of
-        self._coherent_device: int | None = None
+        self._known_type: tuple[int, str] | None = None
+        """The device and the file system type of the root, once they were asked for."""
 
     @contextmanager
     def opened(self, *, to_write: bool) -> Iterator[int]:
@@ -112,11 +115,18 @@ class FileRoot:
                 self._require_coherent(root)
             yield root
 
-    def _require_coherent(self, root: int) -> None:
+    def is_on_own_disk(self, root: int) -> bool:
+        """Return whether the root is known to be on a disk of this host; *root* is a descriptor of it."""
+        return self._type_of(root) in _DISK_TYPES
+
+    def _type_of(self, root: int) -> str:
         device = os.fstat(root).st_dev
-        if device == self._coherent_device:
-            return
-        found = self._filesystem_of(root)
+        if self._known_type is None or self._known_type[0] != device:
+            self._known_type = (device, self._filesystem_of(root))
+        return self._known_type[1]
+
+    def _require_coherent(self, root: int) -> None:
+        found = self._type_of(root)
         if is_network_filesystem(found):
             raise ConfigError(
                 f"{self.path} is on a file system of the type {found}, where tieringd cannot keep two "
@@ -125,7 +135,6 @@ class FileRoot:
                 "cloud_storage_single_writer: true; otherwise use an object store. See "
                 "docs/file_store.md",
             )
-        self._coherent_device = device
 
     def _require_marker(self, root: int, *, to_write: bool) -> None:
         found = read_marker(root, self.path)

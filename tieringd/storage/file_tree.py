@@ -5,24 +5,13 @@ A key is used unchanged as a path below a directory, so a tree copied to or from
 renaming. So `a` and `a/b` cannot both be objects of a file store. There is one exception: file systems take
 names of 255 bytes, and a topic manifest's key has a part of up to 272. A longer part becomes two directories,
 `{its first 254 bytes}~/~{the rest}`, which a walk puts together again.
-
-`copied` and `crc32c_of_file` copy the bytes of objects and compute their checksums in small pieces, in a
-thread. They take descriptors, and know neither keys nor paths.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
-
-from crc32c import crc32c as crc32c_of
-
-from tieringd.errors import StorageUnavailable
-from tieringd.storage.base import Body, FileSlice, truncated, unreadable
-
-_CHUNK_BYTES = 1 << 20
+from collections.abc import Iterator
+from itertools import islice
 
 WORK_DIRECTORY = ".tieringd-tmp"
 """Directly below the root: temporary files and lock files. No key leads here."""
@@ -35,56 +24,6 @@ _CONTINUED = b"~"
 """Ends the name of a directory, of the longest length, that a part of a key goes on in; begins the rest."""
 
 _OWN_ENTRIES = frozenset({os.fsencode(f"{WORK_DIRECTORY}/"), os.fsencode(ROOT_MARKER)})
-
-
-def copied(bodies: Iterable[Body], out: int, stop: threading.Event) -> int:
-    """
-    Write *bodies* to *out*, one after the other, and return the CRC32C of the bytes written.
-
-    A kernel copy would save nothing: the bytes must be read once more for the checksum.
-
-    Raises:
-        StorageUnavailable: *stop* was set: the put was cancelled.
-        LocalFileError: A slice ends early, or cannot be read.
-    """
-    checksum = 0
-    for chunk in chain.from_iterable(map(_chunks, bodies)):
-        if stop.is_set():
-            raise StorageUnavailable("the put was cancelled")
-        checksum = crc32c_of(chunk, checksum)
-        left = chunk
-        while left:
-            left = left[os.write(out, left) :]
-    return checksum
-
-
-def _chunks(body: Body) -> Iterator[memoryview]:
-    """Yield the body in pieces. Each piece is valid until the next one is requested."""
-    if not isinstance(body, FileSlice):
-        view = memoryview(body)
-        yield from (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))
-        return
-    buffer = memoryview(bytearray(min(_CHUNK_BYTES, body.size_bytes)))
-    position, end = body.position, body.position + body.size_bytes
-    while position < end:
-        try:
-            size = os.preadv(body.fd, [buffer[: end - position]], position)
-        except OSError as error:
-            raise unreadable(body.fd, error) from error
-        if size == 0:
-            raise truncated(body, position)
-        yield buffer[:size]
-        position += size
-
-
-def crc32c_of_file(fd: int) -> int:
-    """Return the CRC32C of an open file, read through one small buffer."""
-    checksum, position = 0, 0
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    while size := os.preadv(fd, [buffer], position):
-        checksum = crc32c_of(buffer[:size], checksum)
-        position += size
-    return checksum
 
 
 def name_of(key: str, *, base: str = "") -> str:

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import Body, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
 from tieringd.storage.checked_puts import create
-from tieringd.storage.file_tree import crc32c_of_file
+from tieringd.storage.file_copy import crc32c_of_file
 from tieringd.storage.store_opening import StoreCheck
 
 if TYPE_CHECKING:
