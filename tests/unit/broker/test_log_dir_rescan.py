@@ -153,6 +153,15 @@ class WatchedLogs:
             change(writer)
             self.reports.renamed.add(str(writer.path))
 
+    def put_another_in_place_of_first(self):
+        """Let another directory have the first one's name, and report nothing. Return its writer."""
+        first = self.writers[0]
+        first.path.rename(first.path.with_suffix(".abc-delete"))
+        other = LogWriter(first.path.parent, "orders", 0, topic_id=OLD_ID)
+        other.closed_segment()
+        other.begin_epoch(7)
+        return other
+
     def write(self, *writers):
         """Append to the logs of *writers*, and report it."""
         for writer in writers:
@@ -346,11 +355,7 @@ def test_change_that_came_while_the_logs_were_read_is_no_fault_of_the_reports(wa
 
 def test_directory_of_another_topic_is_no_fault_of_the_reports(watched):
     """A new directory under an old name is another directory: nothing watched it."""
-    first = watched.writers[0]
-    first.path.rename(first.path.with_suffix(".abc-delete"))
-    other = LogWriter(first.path.parent, "orders", 0, topic_id=OLD_ID)
-    other.closed_segment()
-    other.begin_epoch(7)
+    watched.put_another_in_place_of_first()
     with capture_logs() as logs:
         for _ in range(LOOK_EVERY + 1):
             found, _ = watched.read()
@@ -369,11 +374,7 @@ def test_time_of_a_directory_is_no_fault_of_the_reports(watched):
 
 def test_reports_of_an_earlier_directory_are_not_taken_for_those_of_its_successor(watched):
     """A mount over the log directory, for example, is reported by nothing. Its partitions are other ones."""
-    first = watched.writers[0]
-    first.path.rename(first.path.with_suffix(".abc-delete"))
-    other = LogWriter(first.path.parent, "orders", 0, topic_id=OLD_ID)
-    other.closed_segment()
-    other.begin_epoch(7)
+    other = watched.put_another_in_place_of_first()
     for _ in range(LOOK_EVERY + 1):
         watched.read()
     for epoch in range(8, 8 + LOOK_EVERY):
