@@ -626,7 +626,8 @@ class Observer:
         self, tiered: TieredPartitions, problems: dict[str, str]
     ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
         """Read the logs of archived topics. Returns them, and the partitions that nothing is known of."""
-        # After the broker was asked: what a broker did to its files before it led is among the changes.
+        # The broker was asked for its leadership before this, so these reports include all that it did to its
+        # files before it led.
         self._layout.note_changes(self._reports)
         files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
         files += await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems)

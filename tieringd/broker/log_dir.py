@@ -137,7 +137,7 @@ class SmallFiles(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class ReportedChanges:
-    """What the kernel reported of some directories since the answer before."""
+    """The kernel's reports on some directories, from the answer before to this one."""
 
     watched: frozenset[str] = frozenset()
     """
@@ -166,7 +166,7 @@ class ChangeReports(Protocol):
 
 
 class NoReports:
-    """Nothing is watched."""
+    """The reports of a program that watches no directory."""
 
     def since_last(self, *, unwritten: Collection[str]) -> ReportedChanges:
         """Return that no directory is watched."""
@@ -484,7 +484,10 @@ class LogDirRescan:
         that no change was reported of since.
         """
         self._still: set[str] = set()
-        """Those of them whose segments were looked at while writes were reported, and none was since."""
+        """
+        Those of them whose segments were looked at while writes to them were reported, and that no write was
+        reported of since.
+        """
         self._replaced: set[str] = set()
         """The directories that took the place of a watched one: the reports may be of the earlier one."""
         self._unwritten: set[str] = set()

@@ -35,9 +35,12 @@ _WRITES: Final = Mask.MODIFY | Mask.ATTRIB
 _EVENTS_PER_TURN: Final = 256
 """The limit per iteration of the event loop, so that a storm of events leaves it time for other work."""
 _EVENTS_PER_ANSWER: Final = 1024
-"""With more events than this `since_last` says nothing of any directory: reading them takes as long."""
+"""
+With more waiting events than this, `since_last` counts no directory as watched: to read them all would hold
+up the event loop.
+"""
 _IDLE_PER_ANSWER: Final = 2000
-"""The limit of directories whose writes begin to be reported: some ten milliseconds of the event loop."""
+"""An answer lets reports of writes begin in at most so many directories: ten ms of the event loop."""
 _MAX_CHANGED_PATHS: Final = 4096
 """With more paths than this the hint is "everything": a larger set would only cost memory."""
 
@@ -74,7 +77,7 @@ class DirectoryWatch:
         self._unreported_writes: set[str] = set()
         """The watched directories whose writes are not reported."""
         self._has_lost_events = False
-        """Whether events were lost since then."""
+        """Whether the kernel lost events since the last answer of `since_last`."""
         self._has_news = asyncio.Event()
         self._degraded = False
         self._closed = False
@@ -186,7 +189,7 @@ class DirectoryWatch:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 self._degrade(f"{path} cannot be watched", error)
         else:
-            # What changed before this watch began is in no event, also where an earlier watch ended.
+            # No event tells of a change before this watch began, so the directory counts as changed.
             self._renamed.add(path)
             self._unreported_writes.add(path)
             self._paths = None
@@ -218,7 +221,7 @@ class DirectoryWatch:
                 raise
 
     def _drop(self, path: str) -> None:
-        """Take the watch of *path* out of the books: it has ended."""
+        """Remove all that is kept of the watch of *path*, which has ended."""
         del self._watches[path]
         self._unreported_writes.discard(path)
         self._renamed.discard(path)
@@ -303,7 +306,7 @@ class DirectoryWatch:
             self._changed.add(directory)
 
     def _note_write(self, directory: str, watch: Watch) -> None:
-        """Report no further writes: one is enough to know of, until the directory is idle again."""
+        """Note a write, and end the reports of writes in *directory* until the directory is idle again."""
         if self._watches.get(directory) is watch and directory not in self._unreported_writes:
             self._unreported_writes.add(directory)
             self._set_mask(directory, _NAMES)
