@@ -350,6 +350,7 @@ BOARDS: Final = (
                 "Bps",
                 Query(f"sum(rate(tieringd_cache_hydrated_bytes_total@[~])) {_EVENTS}", "into the cache"),
                 Query("sum(rate(tieringd_cache_streamed_bytes_total@[~]))", "past the cache"),
+                Query("sum(rate(tieringd_cache_in_place_bytes_total@[~]))", "read in place"),
             ),
             graph(
                 "Cache",

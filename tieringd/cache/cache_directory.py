@@ -304,14 +304,19 @@ def _read_level(root: str, name: str, device: int, buckets: int) -> _Level:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A cached file that is open for reading. Its owner closes *fd*."""
+    """A chunk in a file that is open for reading. Its owner closes *fd*."""
 
     name: str
+    """The chunk's name in the cache."""
     fd: int
     size_bytes: int
+    """Size of the chunk."""
     identity: Identity
+    """The file's identity when it was opened."""
     is_checked: bool
     """Whether this process has checked its bytes, and it was not changed since."""
+    position: int = 0
+    """Where the chunk begins in the file: at 0 in the cache, anywhere in an object that is read in place."""
 
     @property
     def is_intact(self) -> bool:

@@ -203,6 +203,9 @@ class CacheMetrics:
         self.misses = counter("misses", "Requests that had to wait for the object store", "kind")
         self.hydrated_bytes = counter("hydrated_bytes", "Bytes downloaded for readers", "kind")
         self.streamed_bytes = counter("streamed_bytes", "Bytes of chunks served without being cached")
+        self.in_place_bytes = counter(
+            "in_place_bytes", "Bytes of chunks on the cache's own disk, checked where they are and not copied"
+        )
         self.prefetches = counter("prefetched_chunks", "Chunks hydrated before a reader asked for them")
         self.second_requests = counter(
             "second_requests", "Ranges asked for a second time because they were late", "outcome"

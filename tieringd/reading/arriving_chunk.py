@@ -34,7 +34,9 @@ class ArrivedPart:
     chunk: Chunk
     """The part's batches, as a chunk of their own. It is shorter than the whole."""
     fd: int
-    """The file, until `close`. The part is at its beginning."""
+    """The file, until `close`."""
+    position: int
+    """Where the part begins in the file."""
     close: Callable[[], None]
     mark_corrupt: Callable[[], None]
     """A function to call when the file cannot be read."""
@@ -43,9 +45,10 @@ class ArrivedPart:
 class _File:
     """The file of one attempt, open for as long as the attempt or a reader needs it. Belongs to one loop."""
 
-    def __init__(self, part: PartFile) -> None:
-        # A descriptor of its own: the part is closed or given a name while readers have it.
-        self.fd = os.dup(part.fd)
+    def __init__(self, fd: int, position: int) -> None:
+        # A descriptor of its own: the attempt closes its file, or gives it a name, while readers have it.
+        self.fd = os.dup(fd)
+        self.position = position
         self._holders = 1
 
     def hold(self) -> None:
@@ -82,17 +85,19 @@ class ArrivingChunk:
         """Return the size of the arrived part. It never shrinks while one file is filled."""
         return self._arrived[0]
 
-    def begin(self, part: PartFile) -> None:
+    def begin(self, fd: int, name: str, *, position: int = 0) -> None:
         """
-        Begin to fill the file of *part*. `end` must follow, before the part is published or abandoned.
+        Begin to fill, or to check, the open file of the chunk *name*, which begins at *position* there.
+
+        `end` must follow, before the file is published, closed or abandoned.
 
         Raises:
             LocalFileError: No descriptor is left.
         """
         try:
-            self._file, self._arrived = _File(part), (0, 0)
+            self._file, self._arrived = _File(fd, position), (0, 0)
         except OSError as error:
-            raise located(part.name, "be cached", error) from error
+            raise located(name, "be opened once more", error) from error
 
     def end(self) -> None:
         """Give out nothing from now on. Readers keep what they have."""
@@ -118,7 +123,7 @@ class ArrivingChunk:
             return None
         file.hold()
         chunk = replace(self._chunk, size_bytes=size_bytes, next_offset=next_offset)
-        return ArrivedPart(chunk, file.fd, file.give_back, self._mistrust)
+        return ArrivedPart(chunk, file.fd, file.position, file.give_back, self._mistrust)
 
     def until(self, offset: int) -> asyncio.Future[None]:
         """Return a future that is done when `take` may have a part for *offset*. The caller cancels it."""

@@ -8,8 +8,8 @@ The reason is counted in a metric, and the reader is served without the cache.
 
 `OpenChunks` holds the cached files that are being read, and those that stay open for the next reader.
 Each chunk has one descriptor, and all its readers read by position. It closes a chunk without readers
-when the eviction strategy says so, when the file is evicted, or when the file changes on disk. It
-belongs to one event loop and never blocks it.
+when the eviction strategy says so, when the file is evicted, or when the file changes on disk. The object
+itself is such a file where it is read in place. `OpenChunks` belongs to one event loop and never blocks it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,11 @@ class OpenChunks:
             self._unlist(name)
 
     def sweep(self) -> ReleasePlan:
-        """Close the chunks that the eviction strategy does not keep open, and return the plan."""
+        """
+        Close the chunks that the eviction strategy does not keep open, and those whose file is gone.
+
+        Returns the strategy's plan.
+        """
         by_place = {(entry.segment, entry.number): name for name, entry in self._entries.items()}
         counts = {entry.segment: entry.chunk_count for entry in self._entries.values()}
         plan = plan_releases(
@@ -143,6 +147,8 @@ class OpenChunks:
             self.limits,
         )
         self.forget(by_place[release.chunk.segment, release.chunk.number] for release in plan.releases)
+        # A deleted object frees its room on the disk only when it is closed.
+        self.forget([name for name, entry in self._entries.items() if not entry.file.is_intact])
         return plan
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ from tieringd.metrics import CacheMetrics
 from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.arriving_chunk import ArrivingBytes, ArrivingChunk
 from tieringd.reading.cache_keeper import CacheKeeper
+from tieringd.reading.in_place import ObjectsInPlace
 from tieringd.reading.late_ranges import LateRanges
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
@@ -40,7 +41,7 @@ from tieringd.storage.threads import in_thread
 log = structlog.get_logger(__name__)
 
 Downloaded: TypeAlias = "OpenFile | bytes | None"
-"""The chunk in the cache, or in memory, or None if neither takes it."""
+"""The chunk in the cache or in place, or in memory, or None if neither takes it."""
 
 
 class _Get(Protocol):
@@ -146,6 +147,7 @@ class ChunkDownloader:
         self._metrics = metrics
         self._budget = DownloadBudget(limits.downloads_max, limits.bytes_max)
         self._ranges = LateRanges(store, metrics)
+        self._in_place = ObjectsInPlace(store, keeper.directory.path, metrics)
 
     async def download(
         self,
@@ -161,7 +163,8 @@ class ChunkDownloader:
         """
         Download *chunk* of the object *key*, with the *expected* batches, into the file *name*.
 
-        *arriving* is told what is checked meanwhile. Without *is_cached* the chunk stays out of the cache.
+        An object on the cache's disk is not downloaded: the chunk is opened and checked there. *arriving* is
+        told what is checked meanwhile. Without *is_cached* the chunk is in no file.
         With *is_streamed* it is returned in memory if the cache does not take it, unless it is too large for
         that.
 
@@ -193,6 +196,10 @@ class ChunkDownloader:
                             )
         raise AssertionError("the last attempt returns or raises")
 
+    def mistrust(self, name: str) -> None:
+        """Have a chunk checked again when it is opened in place."""
+        self._in_place.mistrust(name)
+
     def _memory_bytes(self, chunk: Chunk) -> int:
         """Return how many bytes a download of *chunk* may hold in memory."""
         is_streamable = chunk.size_bytes <= self._limits.stream_bytes_max
@@ -209,6 +216,13 @@ class ChunkDownloader:
         is_cached: bool,
         is_streamed: bool,
     ) -> Downloaded:
+        if is_cached:
+            try:
+                here = await self._in_place.open(key, name, chunk, expected, arriving)
+            except CorruptDataError as error:
+                raise in_object(error, key, chunk) from error
+            if here is not None:
+                return here
         part = await self._keeper.begin(name, chunk.size_bytes) if is_cached else None
         if part is not None:
             found: OpenFile | None = None
@@ -232,7 +246,7 @@ class ChunkDownloader:
         piece_bytes = self._limits.piece_bytes
         try:
             if chunk.size_bytes <= piece_bytes:
-                arriving.begin(part)
+                arriving.begin(part.fd, part.name)
                 try:
                     data = ArrivingBytes(part, 0, expected, arriving)
                     await self._store_piece(key, chunk, 0, chunk.size_bytes, data)

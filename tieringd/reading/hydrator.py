@@ -10,8 +10,9 @@ chunk. If all of them leave, the download is finished for the next reader. A rea
 part of the chunk gets one as soon as its first record is there, while the rest is still on its way
 (`arriving_chunk`). When readers go on from one chunk to the next, or to the second half of one, the chunk
 after it is prefetched. Every batch is checked before a reader sees it: at the download, and once more after a
-restart or when a cached file was changed. A chunk that the cache does not take is handed out in memory,
-checked in the same way. The hydrator does not read manifests: after `ObjectNotFound` the caller reads the
+restart or when a cached file was changed. An object on the cache's disk is not downloaded: its own file is
+checked and read (`reading.in_place`). A chunk that the cache does not take is handed out in memory, checked
+in the same way. The hydrator does not read manifests: after `ObjectNotFound` the caller reads the
 manifest again.
 """
 
@@ -97,24 +98,22 @@ class HydratedChunk:
         self._mark_corrupt = mark_corrupt
 
     @classmethod
-    def in_cache(cls, chunk: Chunk, entry: OpenEntry, keeper: CacheKeeper) -> HydratedChunk:
+    def opened(
+        cls, chunk: Chunk, entry: OpenEntry, give_back: Callable[[], None], mistrust: Callable[[], None]
+    ) -> HydratedChunk:
         """Return a chunk whose file the reader of *entry* holds."""
-        return cls(
-            chunk,
-            file=FileSlice(entry.file.fd, 0, entry.file.size_bytes),
-            give_back=partial(keeper.open_chunks.give_back, entry),
-            mark_corrupt=partial(keeper.mistrust, entry.file.name),
-        )
+        file = FileSlice(entry.file.fd, entry.file.position, entry.file.size_bytes)
+        return cls(chunk, file=file, give_back=give_back, mark_corrupt=mistrust)
 
     @classmethod
-    def arrived(cls, part: ArrivedPart, name: str, keeper: CacheKeeper) -> HydratedChunk:
-        """Return the part of a chunk that has arrived, whose file will be *name*."""
+    def arrived(cls, part: ArrivedPart, mistrust: Callable[[], None]) -> HydratedChunk:
+        """Return the part of a chunk that has arrived."""
 
         def mark_corrupt() -> None:
             part.mark_corrupt()
-            keeper.mistrust(name)  # The file may have its name by now.
+            mistrust()  # The whole chunk may be listed by now.
 
-        file = FileSlice(part.fd, 0, part.chunk.size_bytes)
+        file = FileSlice(part.fd, part.position, part.chunk.size_bytes)
         return cls(part.chunk, file=file, give_back=part.close, mark_corrupt=mark_corrupt)
 
     def mark_corrupt(self) -> None:
@@ -342,7 +341,8 @@ class Hydrator:
             if entry is not None:
                 self._keeper.touch(wanted.name)
                 self._count(is_hit=is_hit)
-                return HydratedChunk.in_cache(chunk, entry, self._keeper)
+                give_back = partial(self._open.give_back, entry)
+                return HydratedChunk.opened(chunk, entry, give_back, partial(self._mistrust, wanted.name))
             is_cached = attempt < _ATTEMPTS
             flight = self._flights.get((wanted.name, chunk.size_bytes)) if is_cached else None
             if flight is None:
@@ -374,7 +374,7 @@ class Hydrator:
                 if not is_hit:
                     _note_wait(wanted)
                 self._count(is_hit=is_hit)
-                return HydratedChunk.arrived(part, wanted.name, self._keeper)
+                return HydratedChunk.arrived(part, partial(self._mistrust, wanted.name))
             is_hit = False
             await self._flights.arrived_or(flight, arriving.until(offset))
         return None
@@ -415,10 +415,15 @@ class Hydrator:
             if arriving.is_mistrusted:
                 # A reader could not read what had arrived.
                 opened.close()
-                self._keeper.mistrust(wanted.name)
+                self._mistrust(wanted.name)
                 return _Arrival()
         self._open.add(opened, segment=wanted.key, number=wanted.chunk.number, chunk_count=wanted.chunk_count)
         return _Arrival(is_hit=is_hit)
+
+    def _mistrust(self, name: str) -> None:
+        """Have a chunk checked again before the next reader gets it."""
+        self._keeper.mistrust(name)
+        self._downloader.mistrust(name)
 
     async def _from_disk(self, wanted: _Wanted) -> OpenFile | None:
         """Return the cached file, checked, or None if it is missing or wrong."""

@@ -152,6 +152,22 @@ class RangeStore(Protocol):
 
 
 @runtime_checkable
+class OpenableStore(Protocol):
+    """A store whose objects may be files on a disk of this host."""
+
+    async def open_object(self, key: str) -> int | None:
+        """
+        Return a descriptor of an object, open for reading, which the caller closes.
+
+        None: the objects of this store are on no disk of this host. An object that is replaced or deleted
+        meanwhile stays whole behind the descriptor.
+
+        Raises:
+            ObjectNotFound: No such object.
+        """
+
+
+@runtime_checkable
 class ExpiringStore(Protocol):
     """A store whose credentials expire, and are renewed before they do."""
 

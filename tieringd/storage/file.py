@@ -12,6 +12,7 @@ and works relative to the descriptor that it read the marker through (`storage.f
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -20,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ from tieringd.storage.file_copy import copied, crc32c_of_file
 from tieringd.storage.file_directories import DurableDirectories
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, name_of
-from tieringd.storage.ranges import Windows
+from tieringd.storage.ranges import FileReading, Windows
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
@@ -98,29 +99,6 @@ class _PageEnd(str):
         walk = self._walk if prefix == self._prefix else None
         self._walk = None
         return walk
-
-
-class _Reading:
-    """Reads an open file from a position on."""
-
-    def __init__(self, fd: int, position: int) -> None:
-        self._fd = fd
-        self._position = position
-
-    def fill(self, buffer: memoryview) -> None:
-        """
-        Fill *buffer* with the next bytes.
-
-        Raises:
-            OSError: The file cannot be read, or has become shorter.
-        """
-        at = 0
-        while at < len(buffer):
-            count = os.preadv(self._fd, [buffer[at:]], self._position)
-            if not count:
-                raise OSError(errno.EIO, "the file became shorter while it was read")
-            self._position += count
-            at += count
 
 
 class FileStore:
@@ -201,11 +179,26 @@ class FileStore:
 
         def read(fd: int, status: os.stat_result) -> int:
             found_bytes = max(0, min(size_bytes, status.st_size - position))
-            self._windows.pour(found_bytes, _Reading(fd, position).fill, take)
+            self._windows.pour(found_bytes, FileReading(fd, position).fill, take)
             return found_bytes
 
         work = self._readers.submit(self._read, key, name, read)
         return await finished(work, on_cancel=_do_nothing)
+
+    async def open_object(self, key: str) -> int | None:
+        """Return a descriptor of an object on a disk of this host; see `OpenableStore`."""
+        name = name_of(key, base=self._base)
+
+        def opened() -> int | None:
+            with self._opened("get", key, to_write=False) as root:
+                return self._open(root, key, name) if self._root.is_on_own_disk(root) else None
+
+        work = self._executor.submit(opened)
+        try:
+            return await finished(work, on_cancel=_do_nothing)
+        except asyncio.CancelledError:
+            _close_opened(work)
+            raise
 
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size, version and checksum. The object is read for its checksum."""
@@ -549,6 +542,12 @@ def _opened_status(root: int, name: str) -> os.stat_result | None:
     try:
         return os.fstat(fd)
     finally:
+        os.close(fd)
+
+
+def _close_opened(work: Future[int | None]) -> None:
+    """Close what *work*, which has ended, has opened for a caller that was cancelled."""
+    if not work.cancelled() and work.exception() is None and (fd := work.result()) is not None:
         os.close(fd)
 
 

@@ -11,6 +11,8 @@ first record.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -48,6 +50,29 @@ class Windows:
         finally:
             if len(self._free) < _KEPT:
                 self._free.append(window)
+
+
+class FileReading:
+    """Reads an open file from a position on."""
+
+    def __init__(self, fd: int, position: int) -> None:
+        self._fd = fd
+        self._position = position
+
+    def fill(self, buffer: memoryview) -> None:
+        """
+        Fill *buffer* with the next bytes.
+
+        Raises:
+            OSError: The file cannot be read, or has become shorter.
+        """
+        at = 0
+        while at < len(buffer):
+            count = os.preadv(self._fd, [buffer[at:]], self._position)
+            if not count:
+                raise OSError(errno.EIO, "the file became shorter while it was read")
+            self._position += count
+            at += count
 
 
 async def read_range(

@@ -33,6 +33,7 @@ from tieringd.storage.base import (
     ListPage,
     ObjectInfo,
     ObjectStore,
+    OpenableStore,
     Take,
 )
 from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
@@ -227,6 +228,13 @@ class ResilientStore:
             lambda: read_range(self._store, key, position=position, size_bytes=size_bytes, begin=begin),
             int,
         )
+
+    async def open_object(self, key: str) -> int | None:
+        """Return a descriptor of an object; see `OpenableStore`. None if the wrapped store has no files."""
+        store = self._store
+        if not isinstance(store, OpenableStore):
+            return None
+        return await self._run(self._operation("open_object", key), lambda: store.open_object(key))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return what the store reports about an object."""

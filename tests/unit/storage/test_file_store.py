@@ -551,3 +551,44 @@ async def test_unknown_trouble_is_worth_another_try(store, root):
     error = store._error("put", root / "key", "key", OSError(errno.EIO, "Input/output error"))
     assert type(error).__name__ == "StorageUnavailable"
     assert "Input/output error" in str(error)
+
+
+def files_open():
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path of the kernel
+
+
+async def test_object_is_opened_where_it_lies(root):
+    """What replaces or deletes it meanwhile leaves the open file as it is."""
+    store = FileStore(root, prefix="east", filesystem_of=lambda _: "xfs")
+    await store.put("a/b", b"content", crc32c=crc32c(b"content"))
+    before = files_open()
+    fd = await store.open_object("a/b")
+    await store.put("a/b", b"another", crc32c=crc32c(b"another"))
+    await store.delete_many(["a/b"])
+    assert os.pread(fd, 100, 0) == b"content"
+    os.close(fd)
+    for missing in ("a/b", "a"):
+        with pytest.raises(ObjectNotFound):
+            await store.open_object(missing)
+    assert files_open() == before
+    await store.close()
+
+
+@pytest.mark.parametrize("filesystem", ["nfs4", "fuse.sshfs", "overlay", ""])
+async def test_object_that_is_on_no_disk_of_this_host_is_not_opened(root, filesystem):
+    """The caller reads it as an object of any store."""
+    store = FileStore(root, has_single_writer=True, filesystem_of=lambda _: filesystem)
+    await store.put("a", b"content", crc32c=crc32c(b"content"))
+    before = files_open()
+    assert await store.open_object("a") is None
+    assert files_open() == before
+    await store.close()
+
+
+async def test_object_of_another_archive_is_not_opened(root):
+    """A disk that was mounted in place of the archive's may have a file of the same name."""
+    (root / "a").write_bytes(b"another archive's")
+    store = FileStore(root, root_id="the one that is expected", filesystem_of=lambda _: "ext4")
+    with pytest.raises(BucketNotFound):
+        await store.open_object("a")
+    await store.close()

@@ -97,6 +97,21 @@ async def test_range_that_is_read_in_parts_begins_anew_with_each_attempt():
     ]
 
 
+async def test_object_is_opened_by_a_store_that_has_files():
+    """Any other store is asked for nothing. A disk that does not answer at once is asked again."""
+
+    class Files(MemoryStore):
+        async def open_object(self, key: str) -> int:
+            async with self._request("open_object", key):
+                return 7
+
+    assert await store_over(MemoryStore()).open_object("key") is None
+    files = Files()
+    files.fail_next("open_object", unavailable())
+    assert await store_over(files).open_object("key") == 7
+    assert files.requests == [("open_object", "key")] * 2
+
+
 async def test_backoff_doubles_up_to_its_limit():
     """Pauses grow from the first one, twofold each time, and stay at the maximum."""
     memory = MemoryStore()

@@ -1,0 +1,132 @@
+"""
+Chunks that are read in place: from the file of the object itself.
+
+Where the archive is a directory on the disk of the cache, a copy of a chunk would take room on that disk,
+cost the reading of the object and the writing of the copy, and be no faster to read afterwards. So the
+object's own file is opened there, checked once, and held open for readers as a cached file is. It is checked
+again when it was changed, or when a reader reported wrong bytes.
+
+An archive on another disk is cached: it may be slower than the cache's disk, or be unmounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import structlog
+
+from tieringd.cache.accounts import Identity, identity_of
+from tieringd.cache.cache_directory import OpenFile
+from tieringd.compiled.loading import loaded_walk
+from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.batch_check import BatchCheck
+from tieringd.formats.batch_offsets import ExpectedBatches
+from tieringd.metrics import CacheMetrics
+from tieringd.policies.chunk_layout import Chunk
+from tieringd.reading.arriving_chunk import ArrivingChunk
+from tieringd.storage.base import ObjectStore, OpenableStore
+from tieringd.storage.ranges import FileReading, Windows
+from tieringd.storage.threads import in_thread
+
+log = structlog.get_logger(__name__)
+
+LOOK_AGAIN_SECONDS = 60.0
+"""How long an archive that is not on the cache's disk is not looked at again."""
+_CHECKED_MAX = 1 << 16
+
+
+class ObjectsInPlace:
+    """The chunks of one store that are on the disk of *directory*. Belongs to one event loop."""
+
+    def __init__(self, store: ObjectStore, directory: Path, metrics: CacheMetrics) -> None:
+        self._store = store
+        self._directory = directory
+        self._read_bytes = metrics.in_place_bytes
+        self._looks_at = -math.inf
+        """When the next object is looked at, in loop time."""
+        self._checked: OrderedDict[str, Identity] = OrderedDict()
+        """The names of checked chunks, each with the identity of its object's file at that time."""
+        self._windows = Windows()
+
+    async def open(
+        self, key: str, name: str, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk
+    ) -> OpenFile | None:
+        """
+        Open a chunk of the object *key*, whose batches are checked and *expected*; the caller closes it.
+
+        *arriving* is told what is checked meanwhile. None: the object is on another disk or in a bucket, or
+        cannot be read in place. Then the chunk must be downloaded.
+
+        Raises:
+            ObjectNotFound: The object was deleted. Read the manifest again.
+            CorruptDataError: Its bytes are wrong, with the position in the chunk.
+            StorageUnavailable: The store does not answer.
+        """
+        now = asyncio.get_running_loop().time()
+        if now < self._looks_at or not isinstance(self._store, OpenableStore):
+            return None
+        fd = await self._store.open_object(key)
+        if fd is None:
+            self._looks_at = now + LOOK_AGAIN_SECONDS
+            return None
+        try:
+            opened = await self._checked_here(fd, name, chunk, expected, arriving)
+        except (OSError, LocalFileError) as error:
+            log.warning("an object cannot be read in place; it is fetched", key=key, error=str(error))
+            opened = None
+        except BaseException:
+            os.close(fd)
+            raise
+        if opened is None:
+            os.close(fd)
+        return opened
+
+    def mistrust(self, name: str) -> None:
+        """Have a chunk checked again when it is opened next."""
+        self._checked.pop(name, None)
+
+    async def _checked_here(
+        self, fd: int, name: str, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk
+    ) -> OpenFile | None:
+        """Return the chunk in the open file *fd*, checked; None if that is not on the cache's disk."""
+        found = os.fstat(fd)
+        # Asked each time: either of the two may be mounted while the daemon runs.
+        if found.st_dev != self._directory.stat().st_dev:
+            self._looks_at = asyncio.get_running_loop().time() + LOOK_AGAIN_SECONDS
+            return None
+        if found.st_size < chunk.end:
+            raise CorruptDataError(
+                f"the object is {chunk.end - found.st_size} bytes shorter than its index says",
+                position=found.st_size - chunk.position,
+            )
+        identity = identity_of(found)
+        if self._checked.get(name) != identity:
+            arriving.begin(fd, name, position=chunk.position)
+            try:
+                await in_thread(self._check, fd, chunk, expected, arriving)
+            finally:
+                arriving.end()
+            self._read_bytes.inc(chunk.size_bytes)
+            self._checked[name] = identity
+        self._checked.move_to_end(name)
+        if len(self._checked) > _CHECKED_MAX:
+            self._checked.popitem(last=False)
+        return OpenFile(name, fd, chunk.size_bytes, identity, is_checked=True, position=chunk.position)
+
+    def _check(self, fd: int, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk) -> None:
+        """Check the batches of a chunk, and tell *arriving* how far they are right. This blocks."""
+        check = BatchCheck(expected, walk=loaded_walk())
+        # A checksum over the whole chunk is known to be right at its end only.
+        is_proven_by_batches = expected.checksum is None
+
+        def take(data: memoryview) -> None:
+            check.take(data)
+            if is_proven_by_batches:
+                arriving.grow(*check.passed)
+
+        self._windows.pour(chunk.size_bytes, FileReading(fd, chunk.position).fill, take)
+        check.end()
