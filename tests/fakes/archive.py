@@ -16,7 +16,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.first_claims import FirstClaims
-from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep, known_manifest
 from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
@@ -217,6 +217,7 @@ def reconciler_of(
     metrics = metrics or Metrics()
     followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
     first_claims = FirstClaims()
+    registry = TopicRegistry(archive.store, archive.manifests)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -227,11 +228,10 @@ def reconciler_of(
             clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
             limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
             first_claims=first_claims,
-            known=followed_manifests.take(leadership.partition),
+            known=known_manifest(leadership.partition, followed_manifests, registry),
         )
 
     pinner = pinner or Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
-    registry = TopicRegistry(archive.store, archive.manifests)
     interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(
         interval_seconds=interval_seconds,

@@ -38,7 +38,7 @@ from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
 from tieringd.model.manifest import CLOSED_EPOCH, PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.storage.base import IfAbsent, IfVersion, ObjectStore
+from tieringd.storage.base import Condition, IfAbsent, IfVersion, ObjectStore
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +80,10 @@ class StoredManifest:
         return self.manifest
 
 
+NOT_STORED = StoredManifest(None, None)
+"""What is known of a partition without a manifest in the bucket."""
+
+
 class ManifestStore:
     """
     The manifests of a bucket, for one writer. Spillover manifests are in `spillovers`.
@@ -107,7 +111,7 @@ class ManifestStore:
         try:
             data, info = await self._store.get(key)
         except ObjectNotFound:
-            return StoredManifest(None, None)
+            return NOT_STORED
         try:
             manifest = decode_manifest(data)
         except CorruptDataError as error:
@@ -132,8 +136,40 @@ class ManifestStore:
         try:
             info = await self._store.head(manifest_key(partition))
         except ObjectNotFound:
-            return StoredManifest(None, None)
+            return NOT_STORED
         return known if info.version == known.version else await self.load(partition)
+
+    async def begin(self, manifest: PartitionManifest, *, leader_epoch: int) -> StoredManifest | None:
+        """
+        Store a partition's first manifest; return None if the bucket may have one by now. Then load it.
+
+        For a partition that is new: reading first would only find that there is nothing to read.
+
+        Raises:
+            StorageUnavailable: Nothing was stored.
+        """
+        self._last_commit_number += 1
+        signed = manifest.committed(
+            writer_id=self._writer_id,
+            leader_epoch=leader_epoch,
+            commit_number=self._last_commit_number,
+            now_ms=self._now_ms(),
+        )
+        try:
+            return await self._put(signed, IfAbsent())
+        except PreconditionFailed:
+            return None
+        except StorageUnavailable as error:
+            if not error.outcome_unknown:
+                raise
+            return None
+
+    async def _put(self, signed: PartitionManifest, condition: Condition) -> StoredManifest:
+        data = encode_manifest(signed)
+        info = await self._store.put(
+            manifest_key(signed.partition), data, crc32c=crc32c(data), condition=condition
+        )
+        return StoredManifest(signed, info.version, len(data), self._now_ms())
 
     async def commit(
         self, stored: StoredManifest, manifest: PartitionManifest, *, leader_epoch: int
@@ -158,11 +194,9 @@ class ManifestStore:
             commit_number=self._last_commit_number,
             now_ms=self._now_ms(),
         )
-        data = encode_manifest(signed)
-        condition = IfAbsent() if stored.version is None else IfVersion(stored.version)
         try:
-            info = await self._store.put(
-                manifest_key(signed.partition), data, crc32c=crc32c(data), condition=condition
+            return await self._put(
+                signed, IfAbsent() if stored.version is None else IfVersion(stored.version)
             )
         except PreconditionFailed:
             return await self._after_lost_swap(stored, signed)
@@ -170,7 +204,6 @@ class ManifestStore:
             if not error.outcome_unknown:
                 raise
             return await self._after_unknown_outcome(stored, signed, error)
-        return StoredManifest(signed, info.version, len(data), self._now_ms())
 
     async def edit(
         self,
@@ -206,12 +239,9 @@ class ManifestStore:
                 commit_number=stored.manifest.commit_number + 1,
                 now_ms=self._now_ms(),
             )
-            data = encode_manifest(signed)
             assert stored.version is not None, "it was just read"
             try:
-                info = await self._store.put(
-                    manifest_key(partition), data, crc32c=crc32c(data), condition=IfVersion(stored.version)
-                )
+                return await self._put(signed, IfVersion(stored.version))
             except PreconditionFailed:
                 # The write may have been sent twice: then the first one is the commit that came before
                 # this one.
@@ -224,7 +254,6 @@ class ManifestStore:
                 if found.manifest == signed:
                     return found
                 raise
-            return StoredManifest(signed, info.version, len(data), self._now_ms())
         raise StorageUnavailable(
             f"the manifest of {partition} changes too often: its archiver keeps committing"
         )

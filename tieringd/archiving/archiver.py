@@ -164,7 +164,7 @@ class Archiver(LeadershipLogger):
         Build the parts.
 
         *first_claims* is shared by the archivers of a daemon. *known* is the last manifest that this daemon
-        read as a follower, if any.
+        read as a follower, or `NOT_STORED` for a partition that is new; see `Claim`.
         """
         self._leadership = leadership
         self._layout = layout

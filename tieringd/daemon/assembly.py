@@ -21,7 +21,7 @@ import structlog
 
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.first_claims import FirstClaims
-from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep, known_manifest
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.archiving.pinner import Pinner
@@ -69,7 +69,9 @@ class ArchiverFactory:
         metrics: Metrics,
         archive: Archive,
         broker: Broker,
+        *,
         followed_manifests: FollowedManifests,
+        registry: TopicRegistry,
     ) -> None:
         self.limits = upload_limits(config)
         self.share_groups = ShareGroups(
@@ -83,10 +85,11 @@ class ArchiverFactory:
         self._archive = archive
         self._broker = broker
         self._followed_manifests = followed_manifests
+        self._registry = registry
         self._first_claims = FirstClaims()
 
     def __call__(self, leadership: Leadership) -> Archiver:
-        """Return an archiver that starts with the last manifest that this daemon read as a follower."""
+        """Return an archiver that starts with what this daemon knows of the partition's manifest."""
         return Archiver(
             leadership,
             broker=self._broker,
@@ -98,7 +101,7 @@ class ArchiverFactory:
             layout=self._archive.layout,
             share_groups=self.share_groups,
             first_claims=self._first_claims,
-            known=self._followed_manifests.take(leadership.partition),
+            known=known_manifest(leadership.partition, self._followed_manifests, self._registry),
         )
 
 
@@ -149,7 +152,10 @@ async def assembled(
         ):
             check = ArchiveCheck(config, archive)
             followed_manifests = FollowedManifests(archive.manifests, steady_ms=archive.clock.steady_ms)
-            archivers = ArchiverFactory(config, metrics, archive, broker, followed_manifests)
+            registry = TopicRegistry(archive.store, archive.manifests)
+            archivers = ArchiverFactory(
+                config, metrics, archive, broker, followed_manifests=followed_manifests, registry=registry
+            )
             reconciler = _reconciler(
                 config,
                 metrics,
@@ -158,6 +164,7 @@ async def assembled(
                 check=check,
                 followed_manifests=followed_manifests,
                 archivers=archivers,
+                registry=registry,
                 watch=watch,
             )
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler, load)
@@ -281,6 +288,7 @@ def _reconciler(
     check: ArchiveCheck,
     followed_manifests: FollowedManifests,
     archivers: ArchiverFactory,
+    registry: TopicRegistry,
     watch: DirectoryWatch,
 ) -> Reconciler:
     directories = _pin_directories(config)
@@ -291,7 +299,6 @@ def _reconciler(
     for one in left:
         log.info("pins of an earlier configuration are archived, and go then", path=one.root)
     pinner = Pinner(directories, budget_bytes=config.pin_max_bytes, metrics=metrics, left=left)
-    registry = TopicRegistry(archive.store, archive.manifests)
     interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(
         interval_seconds=interval_seconds,

@@ -57,6 +57,8 @@ class TopicRegistry:
         """The cluster that was listed last, and when that began, in loop time."""
         self._changed_at = -math.inf
         """When this registry changed a manifest last, in loop time."""
+        self._counted_before: dict[TopicKey, int] = {}
+        """How many partitions the manifests of topics counted, before this registry made them count more."""
 
     def manifest(self, key: TopicKey) -> TopicManifest | None:
         """Return a topic's manifest as last read; None when there was none."""
@@ -66,6 +68,19 @@ class TopicRegistry:
         """Say whether the manifest of its topic, as last read, counts *partition*."""
         known = self._known.get(topic_key(partition))
         return known is not None and partition.partition < known.partition_count
+
+    def is_new(self, partition: TopicIdPartition) -> bool:
+        """
+        Say whether no manifest counted *partition* before this registry did.
+
+        Then the bucket most likely has nothing of it. Another daemon may have begun it meanwhile.
+        """
+        key = topic_key(partition)
+        count = self._counted_before.get(key)
+        if count is None:
+            known = self._known.get(key)
+            count = known.partition_count if known is not None else 0
+        return self.is_known and partition.partition >= count
 
     @property
     def manifests(self) -> tuple[TopicManifest, ...]:
@@ -144,6 +159,7 @@ class TopicRegistry:
             known = self._known.get(key)
             if known is None or known.partition_count < count:
                 lacking[key] = count
+                self._counted_before.setdefault(key, known.partition_count if known is not None else 0)
 
         async def ensure(key: TopicKey) -> None:
             self._known[key] = await self._manifests.ensure_topic(key, partition_count=lacking[key])

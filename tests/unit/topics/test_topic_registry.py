@@ -62,6 +62,23 @@ async def test_topic_is_counted_by_its_highest_partition(registry, manifests):
     assert (await manifests.load_topic(ORDERS)).partition_count == 3
 
 
+async def test_partition_is_new_that_no_manifest_counted_before(registry, manifests):
+    """Also after this registry has counted it. Before the first listing nothing is known to be new."""
+    await manifests.ensure_topic(ORDERS, partition_count=2)
+    assert not registry.is_new(partition(2))
+    await registry.refresh("cluster")
+    assert [registry.is_new(partition(number)) for number in range(4)] == [False, False, True, True]
+    await registry.ensure(partition_counts([partition(2)]))
+    await registry.ensure(partition_counts([partition(3)]))
+    assert [registry.is_new(partition(number)) for number in range(4)] == [False, False, True, True]
+    other = replace(partition(0), topic="payments")
+    assert registry.is_new(other)
+    await registry.ensure(partition_counts([other]))
+    assert registry.is_new(other)
+    await registry.refresh("cluster")
+    assert registry.is_new(other)
+
+
 async def test_manifest_is_read_when_it_changed_and_not_again(registry, manifests, store):
     """A listing is enough to see that nothing changed."""
     await manifests.ensure_topic(ORDERS, partition_count=1)
