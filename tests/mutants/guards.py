@@ -88,11 +88,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "commit-version",
         "tieringd/archive/manifest_store.py",
-        "            info = await self._store.put(\n"
-        "                manifest_key(signed.partition), data, crc32c=crc32c(data), condition=condition\n"
-        "            )",
-        "            del condition\n"
-        "            info = await self._store.put(manifest_key(signed.partition), data, crc32c=crc32c(data))",
+        "signed, IfAbsent() if stored.version is None else IfVersion(stored.version)",
+        "signed, None",
         "A commit replaces only the version that it was made from",
     ),
     guard(

@@ -196,6 +196,10 @@ class ChunkDownloader:
                             )
         raise AssertionError("the last attempt returns or raises")
 
+    def close(self) -> None:
+        """Shut down the threads once they are idle."""
+        self._in_place.close()
+
     def mistrust(self, name: str) -> None:
         """Have a chunk checked again when it is opened in place."""
         self._in_place.mistrust(name)

@@ -320,6 +320,7 @@ class Hydrator:
         await self._ahead.close()
         await self._flights.close()
         await self._indexes.close()
+        self._downloader.close()
         self._open.close()
 
     def _wanted(

@@ -15,6 +15,7 @@ import asyncio
 import math
 import os
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -30,13 +31,14 @@ from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.arriving_chunk import ArrivingChunk
 from tieringd.storage.base import ObjectStore, OpenableStore
 from tieringd.storage.ranges import FileReading, Windows
-from tieringd.storage.threads import in_thread
+from tieringd.storage.threads import finished
 
 log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_SECONDS = 60.0
 """How long an archive that is not on the cache's disk is not looked at again."""
 _CHECKED_MAX = 1 << 16
+_THREADS = 8
 
 
 class ObjectsInPlace:
@@ -51,6 +53,8 @@ class ObjectsInPlace:
         self._checked: OrderedDict[str, Identity] = OrderedDict()
         """The names of checked chunks, each with the identity of its object's file at that time."""
         self._windows = Windows()
+        # A check waits for the archive's disk. What else the daemon does in threads must not wait for it.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-in-place")
 
     async def open(
         self, key: str, name: str, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk
@@ -85,6 +89,10 @@ class ObjectsInPlace:
             os.close(fd)
         return opened
 
+    def close(self) -> None:
+        """Shut down the threads once they are idle."""
+        self._threads.shutdown(wait=False)
+
     def mistrust(self, name: str) -> None:
         """Have a chunk checked again when it is opened next."""
         self._checked.pop(name, None)
@@ -107,7 +115,8 @@ class ObjectsInPlace:
         if self._checked.get(name) != identity:
             arriving.begin(fd, name, position=chunk.position)
             try:
-                await in_thread(self._check, fd, chunk, expected, arriving)
+                work = self._threads.submit(self._check, fd, chunk, expected, arriving)
+                await finished(work, on_cancel=lambda: None)
             finally:
                 arriving.end()
             self._read_bytes.inc(chunk.size_bytes)

@@ -115,7 +115,7 @@ async def test_newer_leader_fences_the_claim_of_a_new_partition(claim, store):
 
 @pytest.mark.parametrize("after_effect", [True, False])
 async def test_first_commit_of_unknown_outcome_is_looked_at(claim, store, after_effect):
-    """If it has taken effect, the claim holds it. Otherwise the claim commits after the read."""
+    """The claim holds it if it has taken effect, and commits after the read if it has not."""
     store.fail_next("put", lambda: store_unavailable("put", True), after_effect=after_effect)
     held = await current(claim)
     assert operations(store) == (["put", "get"] if after_effect else ["put", "get", "put"])
@@ -135,7 +135,7 @@ async def test_first_commit_into_a_store_that_is_away_is_repeated(claim, store):
 
 
 async def test_cancelled_first_commit_is_found_by_the_next_step(claim, store):
-    """Whether it took effect or not."""
+    """The next step holds what is in the bucket, whether the commit took effect or not."""
     store.latency_seconds = 0.001
     for steps in range(4):
         task = asyncio.create_task(current(claim))

@@ -335,6 +335,7 @@ async def test_first_records_are_given_out_while_the_rest_is_checked(tmp_path, d
     assert len(data) == (next_offset - chunk.base_offset) // 3 * BATCH_BYTES
     opened.close()
     assert open_files() == before
+    in_place.close()
 
 
 @virtually
@@ -359,11 +360,10 @@ async def test_archive_on_another_disk_is_looked_at_once_a_minute(tmp_path):
     assert [await opened() for _ in range(3)] == [None, None, None]
     assert disk.opened == 1
     await asyncio.sleep(LOOK_AGAIN_SECONDS)
-    in_place._directory = tmp_path
-    found = await opened()
-    assert (disk.opened, found.is_intact) == (2, True)
-    found.close()
+    assert await opened() is None
+    assert disk.opened == 2
     assert open_files() == before
+    in_place.close()
     await disk.close()
 
 
