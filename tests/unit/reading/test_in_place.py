@@ -159,7 +159,7 @@ async def test_fault_is_placed_in_the_object(host, disk, stored):
 
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_reader_that_reports_wrong_bytes_has_the_chunk_checked_again(host, stored, is_open):
-    """Whether its file is still open by then or not."""
+    """The next reader gets checked bytes, whether the file is still open by then or not."""
     async with running(host) as hydrator:
         chunk = hydrator.layout(stored.index).chunks[0]
         found = await hydrator.open(PARTITION, stored.segment, stored.index, chunk)
@@ -187,7 +187,7 @@ async def test_deleted_object_is_read_to_the_end_and_then_gives_its_room_back(ho
 
 
 async def test_idle_chunk_of_a_deleted_object_is_closed_by_the_next_sweep(host, disk, stored):
-    """Without a reader that asks for it."""
+    """No reader has to ask for it."""
     host.open_chunks.limits = ChunkEvictionLimits(EvictionStrategy.CAPPED, min_chunks_threshold=1)
     async with running(host):
         before = open_files()
@@ -237,7 +237,7 @@ async def test_next_chunk_is_prefetched_in_place(host, disk, stored):
 
 
 async def test_whole_segments_are_read_in_place_too(host, stored):
-    """With `cloud_storage_disable_chunk_reads`. The checksum of the whole counts as well."""
+    """`cloud_storage_disable_chunk_reads` makes the segment one chunk, whose own checksum counts as well."""
     async with running(host, is_whole=True):
         assert await host.read(stored) == stored.data
         assert read_bytes(host) == (len(stored.data), 0, 0)
@@ -276,7 +276,7 @@ async def test_chunk_that_is_too_wanted_to_stay_open_is_read_in_memory(host, sto
 
 @pytest.mark.parametrize("caller", ["reader", "hydrator"])
 async def test_cancelled_reader_leaves_no_open_file(host, disk, stored, caller):
-    """However far the chunk is. `running` counts the descriptors."""
+    """The chunk may be at any stage. `running` counts the descriptors."""
     for steps in range(12):
         async with running(host) as hydrator:
             task = asyncio.create_task(host.read(stored))
