@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -196,6 +197,25 @@ class ChunkDownloader:
                             )
         raise AssertionError("the last attempt returns or raises")
 
+    async def reopened(self, key: str, name: str, chunk: Chunk) -> OpenFile | None:
+        """Open a chunk in place that was checked there before; see `ObjectsInPlace.reopened`."""
+        return await self._in_place.reopened(key, name, chunk)
+
+    async def _checked_in_place(
+        self, key: str, name: str, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk
+    ) -> OpenFile | None:
+        """Open a chunk in place and check it, within the time that as many pieces of a download have."""
+        seconds = self._limits.piece_timeout_seconds * ceil(chunk.size_bytes / self._limits.piece_bytes)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._in_place.open(key, name, chunk, expected, arriving)
+        except CorruptDataError as error:
+            raise in_object(error, key, chunk) from error
+        except TimeoutError as error:
+            raise StorageUnavailable(
+                f"get {key}: {chunk.size_bytes} bytes from {chunk.position} were not read in {seconds:g} s"
+            ) from error
+
     def close(self) -> None:
         """Shut down the threads once they are idle."""
         self._in_place.close()
@@ -221,10 +241,7 @@ class ChunkDownloader:
         is_streamed: bool,
     ) -> Downloaded:
         if is_cached:
-            try:
-                here = await self._in_place.open(key, name, chunk, expected, arriving)
-            except CorruptDataError as error:
-                raise in_object(error, key, chunk) from error
+            here = await self._checked_in_place(key, name, chunk, expected, arriving)
             if here is not None:
                 return here
         part = await self._keeper.begin(name, chunk.size_bytes) if is_cached else None

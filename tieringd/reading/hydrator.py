@@ -427,7 +427,7 @@ class Hydrator:
         self._downloader.mistrust(name)
 
     async def _from_disk(self, wanted: _Wanted) -> OpenFile | None:
-        """Return the cached file, checked, or None if it is missing or wrong."""
+        """Return the chunk's cached file, checked, or the object's own; None if it is missing or wrong."""
         if not self._keeper.is_started:
             await self._keeper.step()
         directory = self._keeper.directory
@@ -436,7 +436,9 @@ class Hydrator:
         except LocalFileError as error:
             log.warning("a cached chunk cannot be read; it is fetched again", error=str(error))
             return None
-        if opened is None or opened.is_checked:
+        if opened is None:
+            return await self._downloader.reopened(wanted.key, wanted.name, wanted.chunk)
+        if opened.is_checked:
             return opened
         try:
             await in_thread(check_file, opened.fd, wanted.chunk.size_bytes, wanted.expected)

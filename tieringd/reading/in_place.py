@@ -12,10 +12,13 @@ An archive on another disk is cached: it may be slower than the cache's disk, or
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
+import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -23,7 +26,7 @@ import structlog
 from tieringd.cache.accounts import Identity, identity_of
 from tieringd.cache.cache_directory import OpenFile
 from tieringd.compiled.loading import loaded_walk
-from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import BatchCheck
 from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.metrics import CacheMetrics
@@ -37,7 +40,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_SECONDS = 60.0
 """How long an archive that is not on the cache's disk is not looked at again."""
-_CHECKED_MAX = 1 << 16
+_CHECKED_MAX = 1 << 14
+"""The chunks of 256 GiB, by default. Each takes half a KiB of memory."""
 _THREADS = 8
 
 
@@ -68,25 +72,68 @@ class ObjectsInPlace:
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
             CorruptDataError: Its bytes are wrong, with the position in the chunk.
-            StorageUnavailable: The store does not answer.
         """
+        opened = await self._opened(key, name, chunk)
+        if opened is None or opened.is_checked:
+            return opened
+        try:
+            arriving.begin(opened.fd, name, position=chunk.position)
+            try:
+                await self._check(opened.fd, chunk, expected, arriving)
+            finally:
+                arriving.end()
+        except (OSError, LocalFileError) as error:
+            opened.close()
+            log.warning("an object cannot be read in place; it is fetched", key=key, error=str(error))
+            return None
+        except BaseException:
+            opened.close()
+            raise
+        self._read_bytes.inc(chunk.size_bytes)
+        self._checked[name] = opened.identity
+        if len(self._checked) > _CHECKED_MAX:
+            self._checked.popitem(last=False)
+        return replace(opened, is_checked=True)
+
+    async def reopened(self, key: str, name: str, chunk: Chunk) -> OpenFile | None:
+        """
+        Open a chunk that was checked before, and whose file was not changed since; None if there is none.
+
+        Raises:
+            ObjectNotFound: The object was deleted. Read the manifest again.
+        """
+        if name not in self._checked:
+            return None
+        try:
+            opened = await self._opened(key, name, chunk)
+        except CorruptDataError:
+            return None
+        if opened is not None and not opened.is_checked:
+            opened.close()
+            return None
+        return opened
+
+    async def _opened(self, key: str, name: str, chunk: Chunk) -> OpenFile | None:
+        """Open the object for one of its chunks; None if it is not on the cache's disk."""
         now = asyncio.get_running_loop().time()
         if now < self._looks_at or not isinstance(self._store, OpenableStore):
             return None
-        fd = await self._store.open_object(key)
+        try:
+            fd = await self._store.open_object(key)
+        except StorageUnavailable as error:
+            log.warning("an object cannot be read in place; it is fetched", key=key, error=str(error))
+            return None
         if fd is None:
             self._looks_at = now + LOOK_AGAIN_SECONDS
             return None
         try:
-            opened = await self._checked_here(fd, name, chunk, expected, arriving)
-        except (OSError, LocalFileError) as error:
-            log.warning("an object cannot be read in place; it is fetched", key=key, error=str(error))
-            opened = None
+            opened = self._chunk_in(fd, name, chunk)
         except BaseException:
             os.close(fd)
             raise
         if opened is None:
             os.close(fd)
+            self._looks_at = now + LOOK_AGAIN_SECONDS
         return opened
 
     def close(self) -> None:
@@ -97,45 +144,50 @@ class ObjectsInPlace:
         """Have a chunk checked again when it is opened next."""
         self._checked.pop(name, None)
 
-    async def _checked_here(
-        self, fd: int, name: str, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk
-    ) -> OpenFile | None:
-        """Return the chunk in the open file *fd*, checked; None if that is not on the cache's disk."""
+    def _chunk_in(self, fd: int, name: str, chunk: Chunk) -> OpenFile | None:
+        """Return a chunk of the open object *fd*; None if that is not on the cache's disk."""
         found = os.fstat(fd)
-        # Asked each time: either of the two may be mounted while the daemon runs.
-        if found.st_dev != self._directory.stat().st_dev:
-            self._looks_at = asyncio.get_running_loop().time() + LOOK_AGAIN_SECONDS
+        try:
+            # Asked each time: either of the two may be mounted while the daemon runs.
+            cache_device = self._directory.stat().st_dev
+        except OSError:
             return None
-        if found.st_size < chunk.end:
+        if found.st_dev != cache_device:
+            return None
+        identity, here_bytes = identity_of(found), max(0, found.st_size - chunk.position)
+        if here_bytes < chunk.size_bytes:
             raise CorruptDataError(
-                f"the object is {chunk.end - found.st_size} bytes shorter than its index says",
-                position=found.st_size - chunk.position,
+                f"the object is {chunk.size_bytes - here_bytes} bytes shorter than its index says",
+                source=name,
+                position=here_bytes,
             )
-        identity = identity_of(found)
-        if self._checked.get(name) != identity:
-            arriving.begin(fd, name, position=chunk.position)
-            try:
-                work = self._threads.submit(self._check, fd, chunk, expected, arriving)
-                await finished(work, on_cancel=lambda: None)
-            finally:
-                arriving.end()
-            self._read_bytes.inc(chunk.size_bytes)
-            self._checked[name] = identity
-        self._checked.move_to_end(name)
-        if len(self._checked) > _CHECKED_MAX:
-            self._checked.popitem(last=False)
-        return OpenFile(name, fd, chunk.size_bytes, identity, is_checked=True, position=chunk.position)
+        is_checked = self._checked.get(name) == identity
+        if is_checked:
+            self._checked.move_to_end(name)
+        return OpenFile(name, fd, chunk.size_bytes, identity, is_checked, position=chunk.position)
 
-    def _check(self, fd: int, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk) -> None:
-        """Check the batches of a chunk, and tell *arriving* how far they are right. This blocks."""
+    async def _check(self, fd: int, chunk: Chunk, expected: ExpectedBatches, arriving: ArrivingChunk) -> None:
+        """
+        Check the batches of a chunk, and tell *arriving* how far they are right.
+
+        Raises:
+            CorruptDataError: They are wrong.
+            OSError: The file cannot be read.
+        """
         check = BatchCheck(expected, walk=loaded_walk())
         # A checksum over the whole chunk is known to be right at its end only.
         is_proven_by_batches = expected.checksum is None
+        is_stopped = threading.Event()
 
         def take(data: memoryview) -> None:
+            if is_stopped.is_set():
+                raise InterruptedError(errno.EINTR, "the check was cancelled")
             check.take(data)
             if is_proven_by_batches:
                 arriving.grow(*check.passed)
 
-        self._windows.pour(chunk.size_bytes, FileReading(fd, chunk.position).fill, take)
-        check.end()
+        def run() -> None:
+            self._windows.pour(chunk.size_bytes, FileReading(fd, chunk.position).fill, take)
+            check.end()
+
+        await finished(self._threads.submit(run), on_cancel=is_stopped.set)

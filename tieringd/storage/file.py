@@ -191,9 +191,14 @@ class FileStore:
 
         def opened() -> int | None:
             with self._opened("get", key, to_write=False) as root:
-                return self._open(root, key, name) if self._root.is_on_own_disk(root) else None
+                fd = self._open(root, key, name)
+                # Of the object, not of the root: another disk may be mounted below it.
+                if self._root.is_on_own_disk(fd):
+                    return fd
+                os.close(fd)
+                return None
 
-        work = self._executor.submit(opened)
+        work = self._readers.submit(opened)
         try:
             return await finished(work, on_cancel=_do_nothing)
         except asyncio.CancelledError:

@@ -97,7 +97,7 @@ class FileRoot:
         self._has_single_writer = has_single_writer
         self._filesystem_of = filesystem_of
         self._known_type: tuple[int, str] | None = None
-        """The device and the file system type of the root, once they were asked for."""
+        """The device and the file system type of what was asked for last."""
 
     @contextmanager
     def opened(self, *, to_write: bool) -> Iterator[int]:
@@ -115,15 +115,16 @@ class FileRoot:
                 self._require_coherent(root)
             yield root
 
-    def is_on_own_disk(self, root: int) -> bool:
-        """Return whether the root is known to be on a disk of this host; *root* is a descriptor of it."""
-        return self._type_of(root) in _DISK_TYPES
+    def is_on_own_disk(self, fd: int) -> bool:
+        """Return whether the root or a file below it, open as *fd*, is known to be on a disk of this host."""
+        return self._type_of(fd) in _DISK_TYPES
 
-    def _type_of(self, root: int) -> str:
-        device = os.fstat(root).st_dev
-        if self._known_type is None or self._known_type[0] != device:
-            self._known_type = (device, self._filesystem_of(root))
-        return self._known_type[1]
+    def _type_of(self, fd: int) -> str:
+        device = os.fstat(fd).st_dev
+        known = self._known_type
+        if known is None or known[0] != device:
+            known = self._known_type = (device, self._filesystem_of(fd))
+        return known[1]
 
     def _require_coherent(self, root: int) -> None:
         found = self._type_of(root)

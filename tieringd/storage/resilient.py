@@ -230,11 +230,13 @@ class ResilientStore:
         )
 
     async def open_object(self, key: str) -> int | None:
-        """Return a descriptor of an object; see `OpenableStore`. None if the wrapped store has no files."""
+        """
+        Return a descriptor of an object; see `OpenableStore`. None if the wrapped store has no files.
+
+        No request is sent, so this waits for no slot. It is not tried again: the caller fetches the object.
+        """
         store = self._store
-        if not isinstance(store, OpenableStore):
-            return None
-        return await self._run(self._operation("open_object", key), lambda: store.open_object(key))
+        return await store.open_object(key) if isinstance(store, OpenableStore) else None
 
     async def head(self, key: str) -> ObjectInfo:
         """Return what the store reports about an object."""

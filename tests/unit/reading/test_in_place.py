@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.fakes.hydration import (
     running,
 )
 from tests.fakes.virtual_loop import virtually
-from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.metrics import Metrics
 from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
@@ -30,8 +31,10 @@ from tieringd.policies.chunk_layout import plan_chunks
 from tieringd.reading import hydrator as hydrators
 from tieringd.reading.arriving_chunk import ArrivingChunk
 from tieringd.reading.cache_keeper import OpenChunks
+from tieringd.reading.chunk_download import DownloadLimits
 from tieringd.reading.in_place import LOOK_AGAIN_SECONDS, ObjectsInPlace
 from tieringd.storage.file import FileStore
+from tieringd.storage.ranges import FIRST_PIECE_BYTES, WINDOW_BYTES, Windows
 from tieringd.storage.resilient import ResilientStore
 
 LARGE_BATCHES = 900
@@ -123,7 +126,18 @@ async def test_chunk_is_checked_once(host, disk, stored):
         await host.read(stored)
         assert disk.opened == 2
         assert read_bytes(host) == (CHUNK_BYTES, 0, 0)
-        assert host.value("misses_total", kind="chunk") == 2
+        assert host.value("misses_total", kind="chunk") == 1
+        assert host.value("hits_total", kind="chunk") == 2
+        assert host.value("hydration_seconds_count", kind="chunk") == 1
+
+
+async def test_checked_chunk_is_opened_while_all_downloads_are_under_way(host, stored):
+    """Nothing is read for it, so it waits for no place among them."""
+    async with running(host, downloads=DownloadLimits(downloads_max=1)) as hydrator:
+        await host.read(stored)
+        host.open_chunks.close()
+        async with hydrator._downloader._budget.take(1), asyncio.timeout(5):
+            assert await host.read(stored) == stored.data[:CHUNK_BYTES]
 
 
 async def test_changed_object_is_checked_again(host, disk, stored):
@@ -155,6 +169,10 @@ async def test_fault_is_placed_in_the_object(host, disk, stored):
             await host.read(stored, 3)
         assert caught.value.position == len(data) - 1
         assert await host.read(stored, 2) == data[2 * CHUNK_BYTES :][:CHUNK_BYTES]
+        disk.add(stored.key, data[: CHUNK_BYTES - 1])
+        with pytest.raises(CorruptDataError, match=f" {CHUNK_BYTES} bytes shorter") as caught:
+            await host.read(stored, 2)
+        assert caught.value.position == 2 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -336,6 +354,57 @@ async def test_first_records_are_given_out_while_the_rest_is_checked(tmp_path, d
     opened.close()
     assert open_files() == before
     in_place.close()
+
+
+class HeldWindows(Windows):
+    """Windows that wait before each but the first piece, until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled = 0
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def pour(self, size_bytes, fill, take) -> None:
+        def held(buffer: memoryview) -> None:
+            if self.filled:
+                self.may_go_on.wait(10)
+            self.filled += 1
+            self.has_begun.set()
+            fill(buffer)
+
+        super().pour(size_bytes, held, take)
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    windows = HeldWindows()
+    monkeypatch.setattr("tieringd.reading.in_place.Windows", lambda: windows)
+    return windows
+
+
+async def test_check_that_is_cancelled_ends_with_the_piece_that_it_reads(host, disk, windows):
+    """A whole segment may have hundreds of pieces, and the end of the daemon waits for the check."""
+    stored = Stored(disk, batches=6 * LARGE_BATCHES)
+    async with running(host, is_whole=True):
+        reader = asyncio.create_task(host.read(stored))
+        assert await asyncio.to_thread(windows.has_begun.wait, 10)
+        closing = asyncio.create_task(host.hydrator.close())
+        await asyncio.sleep(0.05)
+        windows.may_go_on.set()
+        await closing
+        await asyncio.gather(reader, return_exceptions=True)
+        assert windows.filled == 2
+        assert len(stored.data) > FIRST_PIECE_BYTES + 2 * WINDOW_BYTES
+
+
+async def test_disk_that_does_not_answer_is_an_error_in_time(host, disk, windows):
+    """A reader waits for as long as for a download."""
+    stored = Stored(disk, batches=LARGE_BATCHES)
+    limits = DownloadLimits(piece_timeout_seconds=0.05)
+    async with running(host, chunk_bytes=1 << 20, downloads=limits):
+        asyncio.get_running_loop().call_later(0.3, windows.may_go_on.set)
+        with pytest.raises(StorageUnavailable, match=r"were not read in 0\.05 s"):
+            await host.read(stored)
 
 
 @virtually

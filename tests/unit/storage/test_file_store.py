@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from crc32c import crc32c
@@ -25,10 +26,10 @@ from tieringd.errors import (
     StoreFull,
 )
 from tieringd.storage.base import IfAbsent, IfVersion
-from tieringd.storage.file import _THREADS, FileStore
+from tieringd.storage.file import _LOCK_FILES, _THREADS, FileStore
 from tieringd.storage.file_directories import DurableDirectories
 from tieringd.storage.file_root import create_root, make_marker
-from tieringd.storage.file_tree import ROOT_MARKER
+from tieringd.storage.file_tree import ROOT_MARKER, WORK_DIRECTORY
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -591,4 +592,40 @@ async def test_object_of_another_archive_is_not_opened(root):
     store = FileStore(root, root_id="the one that is expected", filesystem_of=lambda _: "ext4")
     with pytest.raises(BucketNotFound):
         await store.open_object("a")
+    await store.close()
+
+
+async def test_object_is_opened_while_all_writers_wait(root):
+    """Readers do not wait for the disk's flushes, or for a lock that another process holds."""
+    store = FileStore(root, filesystem_of=lambda _: "ext4")
+    await store.put("a", b"content", crc32c=crc32c(b"content"))
+    with ExitStack() as locks:
+        for number in range(_LOCK_FILES):
+            lock = locks.enter_context((root / WORK_DIRECTORY / f"{number:02d}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        puts = [
+            asyncio.create_task(store.put(f"b{number}", b"content", crc32c=crc32c(b"content")))
+            for number in range(2 * _THREADS)
+        ]
+        async with asyncio.timeout(5):
+            os.close(await store.open_object("a"))
+        assert not any(task.done() for task in puts)
+    await asyncio.gather(*puts)
+    await store.close()
+
+
+async def test_object_on_another_disk_below_the_root_is_asked_for_its_own(root, tmp_path):
+    """A disk may be mounted, or linked, below the root of the archive."""
+
+    def filesystem_of(fd: int) -> str:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        return "tmpfs" if path.is_relative_to("/dev/shm") else "ext4"
+
+    store = FileStore(root, filesystem_of=filesystem_of)
+    await store.put("a", b"content", crc32c=crc32c(b"content"))
+    os.close(await store.open_object("a"))
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        (Path(directory) / "b").write_bytes(b"content")
+        (root / "below").symlink_to(directory)
+        assert await store.open_object("below/b") is None
     await store.close()

@@ -98,18 +98,27 @@ async def test_range_that_is_read_in_parts_begins_anew_with_each_attempt():
 
 
 async def test_object_is_opened_by_a_store_that_has_files():
-    """Any other store is asked for nothing. A disk that does not answer at once is asked again."""
+    """Any other store is asked for nothing. Opening waits for no request, and is not tried again."""
 
     class Files(MemoryStore):
         async def open_object(self, key: str) -> int:
-            async with self._request("open_object", key):
-                return 7
+            self.opened.append(key)
+            if key == "gone":
+                raise StorageUnavailable("the disk is away")
+            return 7
 
     assert await store_over(MemoryStore()).open_object("key") is None
-    files = Files()
-    files.fail_next("open_object", unavailable())
-    assert await store_over(files).open_object("key") == 7
-    assert files.requests == [("open_object", "key")] * 2
+    files = Files(latency_seconds=0.1)
+    files.opened = []
+    store = store_over(files, limits=StoreLimits(max_concurrent_requests=1))
+    put_under_way = asyncio.create_task(put(store, "another", b"content"))
+    await asyncio.sleep(0)
+    assert await store.open_object("key") == 7
+    assert not put_under_way.done()
+    await put_under_way
+    with pytest.raises(StorageUnavailable):
+        await store.open_object("gone")
+    assert files.opened == ["key", "gone"]
 
 
 async def test_backoff_doubles_up_to_its_limit():
