@@ -15,8 +15,9 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.claim import is_old
 from tieringd.archiving.first_claims import FirstClaims
-from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep, known_manifest
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
@@ -26,7 +27,7 @@ from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
 from tieringd.daemon.archive import Archive, archive_on
 from tieringd.metrics import Metrics
-from tieringd.model.partition import Leadership
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
 from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.archive_clock import ArchiveClock
@@ -228,7 +229,8 @@ def reconciler_of(
             clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
             limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
             first_claims=first_claims,
-            known=known_manifest(leadership.partition, followed_manifests, registry),
+            known=followed_manifests.take(leadership.partition),
+            is_new=registry.is_new,
         )
 
     pinner = pinner or Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
@@ -271,6 +273,7 @@ def _archiver(
     limits: UploadLimits,
     first_claims: FirstClaims,
     known: StoredManifest | None = None,
+    is_new: Callable[[TopicIdPartition], bool] = is_old,
 ) -> Archiver:
     return Archiver(
         leadership,
@@ -286,6 +289,7 @@ def _archiver(
         ),
         first_claims=first_claims,
         known=known,
+        is_new=is_new,
     )
 
 

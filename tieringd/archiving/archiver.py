@@ -20,7 +20,7 @@ import structlog
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
-from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
+from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange, is_old
 from tieringd.archiving.first_claims import FirstClaims, closed_at_ns
 from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
@@ -49,7 +49,7 @@ from tieringd.formats.record_batch import OldMagicError
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.partition import Leadership
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.upload_plan import (
@@ -159,12 +159,13 @@ class Archiver(LeadershipLogger):
         share_groups: ShareGroups,
         first_claims: FirstClaims,
         known: StoredManifest | None = None,
+        is_new: Callable[[TopicIdPartition], bool] = is_old,
     ) -> None:
         """
         Build the parts.
 
         *first_claims* is shared by the archivers of a daemon. *known* is the last manifest that this daemon
-        read as a follower, or `NOT_STORED` for a partition that is new; see `Claim`.
+        read as a follower, if any. *is_new* says whether the bucket most likely has nothing of a partition.
         """
         self._leadership = leadership
         self._layout = layout
@@ -172,7 +173,7 @@ class Archiver(LeadershipLogger):
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
-        self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
+        self._claim = Claim(leadership, manifests, metrics=metrics, known=known, is_new=is_new)
         self._first_claims = first_claims
         self._changes = ChangeQueue(self._claim)
         self._lineage = LineageKeeper(

@@ -34,12 +34,17 @@ from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable, TieringError
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.partition import Leadership
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.total_retention import RetentionPace
 from tieringd.storage.background import background
 
 EXPECTED_EDIT_MS = 5_000
 """How soon the bucket is asked for an edit that something else has announced."""
+
+
+def is_old(_: TopicIdPartition) -> bool:
+    """Say that the bucket may have a partition's manifest."""
+    return False
 
 
 class Claim(LeadershipLogger):
@@ -54,6 +59,7 @@ class Claim(LeadershipLogger):
         "_announced",
         "_edits_checked_at_ms",
         "_has_held",
+        "_is_new",
         "_known",
         "_leadership",
         "_manifests",
@@ -69,16 +75,19 @@ class Claim(LeadershipLogger):
         *,
         metrics: Metrics,
         known: StoredManifest | None = None,
+        is_new: Callable[[TopicIdPartition], bool] = is_old,
     ) -> None:
         """
-        Take the collaborators; *known* is what this daemon knows of the manifest from before, if anything.
+        Take the collaborators; *known* is the last manifest that this daemon read as a follower.
 
-        A bucket that is known to have no manifest is not asked for one before the first commit.
+        *is_new* says whether the bucket most likely has nothing of a partition. Then it is not asked for a
+        manifest before the first commit.
         """
         self._leadership = leadership
         self._manifests = manifests
         self._metrics = metrics
         self._known = known
+        self._is_new = is_new
         self._stored: StoredManifest | None = None
         self._announced: PartitionManifest | None = None
         self._has_held = False
@@ -132,10 +141,11 @@ class Claim(LeadershipLogger):
         def claimed(manifest: PartitionManifest) -> PartitionManifest:
             return replace(manifest, trimmed_offset=max(manifest.trimmed_offset, log_start_offset))
 
-        if self._known is not None and self._known.manifest is None:
-            # The bucket had no manifest of the partition when it was looked at last. In a first start beside
-            # ten thousand partitions, asking for each of them takes a third of the time.
-            self._known = None
+        if self._known is None and self._is_new(partition):
+            # In a first start beside ten thousand partitions, reading what is not there takes a third of the
+            # time. This is tried once: whatever comes of it, the bucket is asked after that. A refusal proves
+            # nothing, because a store may refuse concurrent writes.
+            self._is_new = is_old
             begun = await self._manifests.begin(claimed(begin()), leader_epoch=leader_epoch)
             if begun is not None:
                 self._count_commit()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import structlog
 
-from tieringd.archive.manifest_store import NOT_STORED, ManifestStore, StoredManifest
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.observer import BrokerSnapshot, Observation
 from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
@@ -90,13 +90,6 @@ class FollowedManifests:
             self._refreshed_at_ms[partition] = now_ms
             refreshed += 1
         return refreshed
-
-
-def known_manifest(
-    partition: TopicIdPartition, followed: FollowedManifests, registry: TopicRegistry
-) -> StoredManifest | None:
-    """Return what is known of the manifest of a partition that this broker leads from now on, if anything."""
-    return followed.take(partition) or (NOT_STORED if registry.is_new(partition) else None)
 
 
 class ManifestUpkeep:

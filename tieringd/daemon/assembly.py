@@ -21,7 +21,7 @@ import structlog
 
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.first_claims import FirstClaims
-from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep, known_manifest
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.archiving.pinner import Pinner
@@ -89,7 +89,7 @@ class ArchiverFactory:
         self._first_claims = FirstClaims()
 
     def __call__(self, leadership: Leadership) -> Archiver:
-        """Return an archiver that starts with what this daemon knows of the partition's manifest."""
+        """Return an archiver that starts with the last manifest that this daemon read as a follower."""
         return Archiver(
             leadership,
             broker=self._broker,
@@ -101,7 +101,8 @@ class ArchiverFactory:
             layout=self._archive.layout,
             share_groups=self.share_groups,
             first_claims=self._first_claims,
-            known=known_manifest(leadership.partition, self._followed_manifests, self._registry),
+            known=self._followed_manifests.take(leadership.partition),
+            is_new=self._registry.is_new,
         )
 
 

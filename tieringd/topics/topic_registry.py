@@ -71,16 +71,12 @@ class TopicRegistry:
 
     def is_new(self, partition: TopicIdPartition) -> bool:
         """
-        Say whether no manifest counted *partition* before this registry did.
+        Say whether the manifest of its topic counts *partition*, and none did before this registry.
 
         Then the bucket most likely has nothing of it. Another daemon may have begun it meanwhile.
         """
-        key = topic_key(partition)
-        count = self._counted_before.get(key)
-        if count is None:
-            known = self._known.get(key)
-            count = known.partition_count if known is not None else 0
-        return self.is_known and partition.partition >= count
+        before = self._counted_before.get(topic_key(partition))
+        return before is not None and partition.partition >= before and self.counts(partition)
 
     @property
     def manifests(self) -> tuple[TopicManifest, ...]:

@@ -32,9 +32,9 @@ def claim(store, metrics):
     return claim_of(store, metrics)
 
 
-def claim_of(store, metrics, *, writer_id: str = "aa", known=NOT_STORED) -> Claim:
-    manifests = archive_in(store, writer_id=writer_id).manifests
-    return Claim(Leadership(PARTITION, EPOCH), manifests, metrics=metrics, known=known)
+def claim_of(store, metrics, *, is_new: bool = True) -> Claim:
+    manifests = archive_in(store, writer_id="aa").manifests
+    return Claim(Leadership(PARTITION, EPOCH), manifests, metrics=metrics, is_new=lambda _: is_new)
 
 
 def begin() -> PartitionManifest:
@@ -76,7 +76,7 @@ async def test_new_partition_is_claimed_with_one_request(claim, store, metrics):
     labels = {"topic": PARTITION.topic}
     assert metrics.registry.get_sample_value("tieringd_manifest_commits_total", labels) == 1
     other = type(store)()
-    after_a_read = await current(claim_of(other, Metrics(), known=None))
+    after_a_read = await current(claim_of(other, Metrics(), is_new=False))
     assert operations(other) == ["get", "put"]
     assert (after_a_read.segments, after_a_read.gaps) == (held.segments, held.gaps)
     assert (after_a_read.start_offset, after_a_read.trimmed_offset) == (10, 20)

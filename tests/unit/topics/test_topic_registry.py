@@ -13,6 +13,7 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.partition import TopicIdPartition
+from tieringd.topics.each_topic import TopicFaults
 from tieringd.topics.topic_registry import TopicRegistry, partition_counts
 
 ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
@@ -63,20 +64,35 @@ async def test_topic_is_counted_by_its_highest_partition(registry, manifests):
 
 
 async def test_partition_is_new_that_no_manifest_counted_before(registry, manifests):
-    """Also after this registry has counted it. Before the first listing nothing is known to be new."""
+    """It is new once this registry has counted it, and stays so."""
+
+    def new() -> list[bool]:
+        return [registry.is_new(partition(number)) for number in range(4)]
+
     await manifests.ensure_topic(ORDERS, partition_count=2)
-    assert not registry.is_new(partition(2))
     await registry.refresh("cluster")
-    assert [registry.is_new(partition(number)) for number in range(4)] == [False, False, True, True]
+    assert new() == [False, False, False, False]
     await registry.ensure(partition_counts([partition(2)]))
+    assert new() == [False, False, True, False]
     await registry.ensure(partition_counts([partition(3)]))
-    assert [registry.is_new(partition(number)) for number in range(4)] == [False, False, True, True]
+    assert new() == [False, False, True, True]
     other = replace(partition(0), topic="payments")
-    assert registry.is_new(other)
+    assert not registry.is_new(other)
     await registry.ensure(partition_counts([other]))
-    assert registry.is_new(other)
     await registry.refresh("cluster")
     assert registry.is_new(other)
+    assert new() == [False, False, True, True]
+
+
+async def test_partition_is_not_new_while_its_topics_manifest_is_not_stored(registry, store):
+    """A process that ended between the two would leave a partition that no restore finds."""
+    await registry.refresh("cluster")
+    store.fail_next("put", lambda: StorageUnavailable("away"))
+    with pytest.raises((StorageUnavailable, TopicFaults)):
+        await registry.ensure(partition_counts([partition(0)]))
+    assert not registry.is_new(partition(0))
+    await registry.ensure(partition_counts([partition(0)]))
+    assert registry.is_new(partition(0))
 
 
 async def test_manifest_is_read_when_it_changed_and_not_again(registry, manifests, store):
