@@ -26,7 +26,7 @@ import structlog
 from tieringd.cache.accounts import Identity, identity_of
 from tieringd.cache.cache_directory import OpenFile
 from tieringd.compiled.loading import loaded_walk
-from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
+from tieringd.errors import LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import BatchCheck
 from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.metrics import CacheMetrics
@@ -67,7 +67,7 @@ class ObjectsInPlace:
         Open a chunk of the object *key*, whose batches are checked and *expected*; the caller closes it.
 
         *arriving* is told what is checked meanwhile. None: the object is on another disk or in a bucket, or
-        cannot be read in place. Then the chunk must be downloaded.
+        it is too short, or cannot be read in place. Then the chunk must be downloaded.
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
@@ -104,10 +104,7 @@ class ObjectsInPlace:
         """
         if name not in self._checked:
             return None
-        try:
-            opened = await self._opened(key, name, chunk)
-        except CorruptDataError:
-            return None
+        opened = await self._opened(key, name, chunk)
         if opened is not None and not opened.is_checked:
             opened.close()
             return None
@@ -154,13 +151,7 @@ class ObjectsInPlace:
             return None
         if found.st_dev != cache_device:
             return None
-        identity, here_bytes = identity_of(found), max(0, found.st_size - chunk.position)
-        if here_bytes < chunk.size_bytes:
-            raise CorruptDataError(
-                f"the object is {chunk.size_bytes - here_bytes} bytes shorter than its index says",
-                source=name,
-                position=here_bytes,
-            )
+        identity = identity_of(found)
         # A reload may have made the chunk larger: then not all of it was checked.
         is_checked = self._checked.get(name) == (identity, chunk.size_bytes)
         if is_checked:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import segment_bytes
 from tests.fakes.hydration import (
     BATCH_BYTES,
     BATCHES,
@@ -25,6 +26,7 @@ from tests.fakes.hydration import (
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.batch_offsets import ExpectedBatches
+from tieringd.formats.record_batch import LENGTH_STARTS_AT
 from tieringd.metrics import Metrics
 from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
 from tieringd.policies.chunk_layout import plan_chunks
@@ -270,6 +272,26 @@ async def test_whole_segments_are_read_in_place_too(host, stored):
     async with running(host, is_whole=True):
         assert await host.read(stored) == stored.data
         assert read_bytes(host) == (len(stored.data), 0, 0)
+
+
+async def test_right_batches_of_another_segment_are_not_those_of_this_one(host, disk, stored):
+    """The checksum of a whole segment tells, at its end. Both have the same offsets and sizes."""
+    async with running(host, is_whole=True):
+        disk.add(stored.key, segment_bytes(0, batches=BATCHES, value=b"w" * 300))
+        with pytest.raises(CorruptDataError, match="checksum"):
+            await host.read(stored)
+
+
+async def test_batch_that_is_cut_at_the_end_of_its_chunk_is_found(host, disk, stored):
+    """Its header says that it goes on in the next chunk."""
+    data = bytearray(stored.data)
+    at = CHUNK_BYTES - BATCH_BYTES + LENGTH_STARTS_AT - 4
+    data[at : at + 4] = (int.from_bytes(data[at : at + 4], "big") + 1).to_bytes(4, "big")
+    disk.add(stored.key, bytes(data))
+    async with running(host):
+        with pytest.raises(CorruptDataError, match="cut short"):
+            await host.read(stored)
+        assert read_bytes(host)[0] == 0
 
 
 async def test_object_that_cannot_be_read_in_place_is_fetched(tmp_path, stored, disk):
