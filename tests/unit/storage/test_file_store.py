@@ -607,6 +607,7 @@ async def test_object_is_opened_while_all_writers_wait(root):
             asyncio.create_task(store.put(f"b{number}", b"content", crc32c=crc32c(b"content")))
             for number in range(2 * _THREADS)
         ]
+        await asyncio.sleep(0)  # Each put has handed its work to a thread now.
         async with asyncio.timeout(5):
             os.close(await store.open_object("a"))
         assert not any(task.done() for task in puts)
