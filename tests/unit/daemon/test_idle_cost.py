@@ -25,6 +25,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.first_claims import CLAIMS_AT_ONCE
 from tieringd.archiving.listed_partitions import ListedPartitions
 from tieringd.archiving.pin_rounds import PinRounds
 from tieringd.archiving.reconciler import Reconciler
@@ -261,6 +262,20 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert calls["scandir"] <= 3 * ROUNDS + 2 * MEASUREMENTS + full_scans
     # A round reads meta.properties.
     assert calls["open"] <= ROUNDS
+
+
+@virtually
+async def test_first_start_looks_for_no_manifest_of_a_new_topic(tmp_path):
+    """Only the first claims do, which begin before the manifests of the topics are stored."""
+    count = PARTITIONS // 5
+    daemon = IdleDaemon(tmp_path, partitions=count)
+    daemon.backend.latency_seconds = 0.01
+    async with daemon.running():
+        await asyncio.sleep(QUARTER)
+        assert len(list(daemon.reconciler.archived())) == count
+    got = [key for operation, key in daemon.backend.requests if operation == "get"]
+    # A topic's manifest takes three round trips, and a claim that begins meanwhile two or three.
+    assert sum(key.endswith("/manifest") for key in got) <= 4 * CLAIMS_AT_ONCE < count
 
 
 @virtually
