@@ -148,21 +148,27 @@ class ManifestStore:
         Raises:
             StorageUnavailable: Nothing was stored.
         """
-        self._last_commit_number += 1
-        signed = manifest.committed(
-            writer_id=self._writer_id,
-            leader_epoch=leader_epoch,
-            commit_number=self._last_commit_number,
-            now_ms=self._now_ms(),
-        )
         try:
-            return await self._put(signed, IfAbsent())
+            return await self._put(self._signed(manifest, leader_epoch, number_before=0), IfAbsent())
         except PreconditionFailed:
             return None
         except StorageUnavailable as error:
             if not error.outcome_unknown:
                 raise
             return None
+
+    def _signed(
+        self, manifest: PartitionManifest, leader_epoch: int, *, number_before: int
+    ) -> PartitionManifest:
+        """Return a manifest as this writer's next commit, which follows one with *number_before*."""
+        # A number is never used twice. So an earlier attempt that takes effect late cannot pass for this one.
+        self._last_commit_number = 1 + max(self._last_commit_number, number_before)
+        return manifest.committed(
+            writer_id=self._writer_id,
+            leader_epoch=leader_epoch,
+            commit_number=self._last_commit_number,
+            now_ms=self._now_ms(),
+        )
 
     async def _put(self, signed: PartitionManifest, condition: Condition) -> StoredManifest:
         data = encode_manifest(signed)
@@ -184,16 +190,8 @@ class ManifestStore:
         """
         if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
             raise fenced_by(stored.manifest, leader_epoch)
-        # A number is never used twice. So an earlier attempt that takes effect late cannot pass for this one.
-        self._last_commit_number = 1 + max(
-            self._last_commit_number, stored.manifest.commit_number if stored.manifest else 0
-        )
-        signed = manifest.committed(
-            writer_id=self._writer_id,
-            leader_epoch=leader_epoch,
-            commit_number=self._last_commit_number,
-            now_ms=self._now_ms(),
-        )
+        number_before = stored.manifest.commit_number if stored.manifest else 0
+        signed = self._signed(manifest, leader_epoch, number_before=number_before)
         try:
             return await self._put(
                 signed, IfAbsent() if stored.version is None else IfVersion(stored.version)
