@@ -37,7 +37,7 @@ from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from tests.fakes.log_writer import LogWriter
@@ -273,7 +273,7 @@ def _archiver(
     limits: UploadLimits,
     first_claims: FirstClaims,
     known: StoredManifest | None = None,
-    is_new: Callable[[TopicIdPartition], bool] = is_old,
+    is_new: Callable[[TopicIdPartition], Awaitable[bool]] = is_old,
 ) -> Archiver:
     return Archiver(
         leadership,

@@ -463,7 +463,11 @@ archive_quarantine_ms: 60s
         self.damaged.clear()
 
     def _before_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
-        """See that no file goes that was found with other bytes than were written."""
+        """
+        See that no file goes that was found with other bytes than were written.
+
+        What is before the archive's start goes whatever its bytes are: it is past its retention, or deleted.
+        """
         replica, node = partition.replicas[broker], self.nodes[broker]
         manifest = self.promises.manifest_of(partition)
         replaced_ms = max((one.replaced_at_ms for one in manifest.replacements), default=0) if manifest else 0
@@ -473,8 +477,9 @@ archive_quarantine_ms: 60s
         ):
             # No other leader changed the archive a moment ago, so the daemon can know what it holds.
             self._note_broken(lambda: self.promises.check_rested_trim(broker, partition, before_offset))
+        start_offset = manifest.start_offset if manifest is not None else 0
         for base, end, _ in replica.closed_segments():
-            since = self.damaged.get((broker, base))
+            since = self.damaged.get((broker, base)) if end > start_offset else None
             if since is not None and end <= before_offset and node.has_rested_since(since, seconds=8):
                 path = replica.log_path(base)
                 if path.read_bytes() != replica.bytes_between(base, end):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -159,7 +159,7 @@ class Archiver(LeadershipLogger):
         share_groups: ShareGroups,
         first_claims: FirstClaims,
         known: StoredManifest | None = None,
-        is_new: Callable[[TopicIdPartition], bool] = is_old,
+        is_new: Callable[[TopicIdPartition], Awaitable[bool]] = is_old,
     ) -> None:
         """
         Build the parts.

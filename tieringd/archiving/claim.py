@@ -19,7 +19,7 @@ it learns the result, and offers it again if it still makes sense.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -42,7 +42,7 @@ EXPECTED_EDIT_MS = 5_000
 """How soon the bucket is asked for an edit that something else has announced."""
 
 
-def is_old(_: TopicIdPartition) -> bool:
+async def is_old(_: TopicIdPartition) -> bool:
     """Say that the bucket may have a partition's manifest."""
     return False
 
@@ -75,13 +75,13 @@ class Claim(LeadershipLogger):
         *,
         metrics: Metrics,
         known: StoredManifest | None = None,
-        is_new: Callable[[TopicIdPartition], bool] = is_old,
+        is_new: Callable[[TopicIdPartition], Awaitable[bool]] = is_old,
     ) -> None:
         """
         Take the collaborators; *known* is the last manifest that this daemon read as a follower.
 
-        *is_new* says whether the bucket most likely has nothing of a partition. Then it is not asked for a
-        manifest before the first commit.
+        *is_new* waits for the manifest of a partition's topic, and says whether the bucket most likely has
+        nothing of the partition. Then it is not asked for a manifest before the first commit.
         """
         self._leadership = leadership
         self._manifests = manifests
@@ -141,7 +141,7 @@ class Claim(LeadershipLogger):
         def claimed(manifest: PartitionManifest) -> PartitionManifest:
             return replace(manifest, trimmed_offset=max(manifest.trimmed_offset, log_start_offset))
 
-        if self._known is None and self._is_new(partition):
+        if self._known is None and await self._is_new(partition):
             # In a first start beside ten thousand partitions, reading what is not there takes a third of the
             # time. This is tried once: whatever comes of it, the bucket is asked after that. A refusal proves
             # nothing, because a store may refuse concurrent writes.

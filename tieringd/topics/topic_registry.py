@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -31,6 +32,9 @@ from tieringd.storage.listing import list_objects
 from tieringd.topics.each_topic import each_topic
 
 log = structlog.get_logger(__name__)
+
+PATIENCE_SECONDS = 5.0
+"""How long the first commit of a partition waits for the manifest of its topic. The store may not take it."""
 
 
 def partition_counts(partitions: Iterable[TopicIdPartition]) -> dict[TopicKey, int]:
@@ -59,6 +63,10 @@ class TopicRegistry:
         """When this registry changed a manifest last, in loop time."""
         self._counted_before: dict[TopicKey, int] = {}
         """How many partitions the manifests of topics counted, before this registry made them count more."""
+        self._attended: dict[TopicKey, int] = {}
+        """How many partitions `ensure` was asked to count, whether it could or not."""
+        self._has_attended = asyncio.Event()
+        """Set when a topic was attended to, and then replaced."""
 
     def manifest(self, key: TopicKey) -> TopicManifest | None:
         """Return a topic's manifest as last read; None when there was none."""
@@ -69,14 +77,23 @@ class TopicRegistry:
         known = self._known.get(topic_key(partition))
         return known is not None and partition.partition < known.partition_count
 
-    def is_new(self, partition: TopicIdPartition) -> bool:
+    async def is_new(self, partition: TopicIdPartition) -> bool:
         """
         Say whether the manifest of its topic counts *partition*, and none did before this registry.
 
-        Then the bucket most likely has nothing of it. Another daemon may have begun it meanwhile.
+        Then the bucket most likely has nothing of it. Another daemon may have begun it meanwhile. A topic's
+        manifest that is about to be stored is waited for, for some seconds at most: a restore finds topics by
+        their manifests, so these come before the manifests of partitions.
         """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not (self.counts(partition) or self._was_attended(partition)):
+                    await self._has_attended.wait()
         before = self._counted_before.get(topic_key(partition))
         return before is not None and partition.partition >= before and self.counts(partition)
+
+    def _was_attended(self, partition: TopicIdPartition) -> bool:
+        return partition.partition < self._attended.get(topic_key(partition), 0)
 
     @property
     def manifests(self) -> tuple[TopicManifest, ...]:
@@ -123,6 +140,8 @@ class TopicRegistry:
                 is_changed = True
                 del self._known[missing]
                 self._versions.pop(missing, None)
+                self._counted_before.pop(missing, None)
+                self._attended.pop(missing, None)
         self.is_known = True
         self._listed = cluster, began
         return is_changed
@@ -158,7 +177,12 @@ class TopicRegistry:
                 self._counted_before.setdefault(key, known.partition_count if known is not None else 0)
 
         async def ensure(key: TopicKey) -> None:
-            self._known[key] = await self._manifests.ensure_topic(key, partition_count=lacking[key])
+            try:
+                self._known[key] = await self._manifests.ensure_topic(key, partition_count=lacking[key])
+            finally:
+                self._attended[key] = lacking[key]
+                self._has_attended.set()
+                self._has_attended = asyncio.Event()
 
         await each_topic(lacking, ensure)
         return bool(lacking)

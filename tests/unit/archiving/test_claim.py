@@ -17,7 +17,7 @@ from tieringd.formats.object_keys import manifest_key
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.partition import Leadership
+from tieringd.model.partition import Leadership, TopicIdPartition
 
 EPOCH = 7
 
@@ -33,8 +33,11 @@ def claim(store, metrics):
 
 
 def claim_of(store, metrics, *, is_new: bool = True) -> Claim:
+    async def said(_: TopicIdPartition) -> bool:
+        return is_new
+
     manifests = archive_in(store, writer_id="aa").manifests
-    return Claim(Leadership(PARTITION, EPOCH), manifests, metrics=metrics, is_new=lambda _: is_new)
+    return Claim(Leadership(PARTITION, EPOCH), manifests, metrics=metrics, is_new=said)
 
 
 def begin() -> PartitionManifest:

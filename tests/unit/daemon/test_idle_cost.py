@@ -25,7 +25,6 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.first_claims import CLAIMS_AT_ONCE
 from tieringd.archiving.listed_partitions import ListedPartitions
 from tieringd.archiving.pin_rounds import PinRounds
 from tieringd.archiving.reconciler import Reconciler
@@ -34,6 +33,7 @@ from tieringd.broker.log_dir import LOOK_EVERY, ReportedChanges
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
 from tieringd.daemon.housekeeping_jobs import housekeeping_of
+from tieringd.formats.object_keys import manifest_key, topic_key, topic_manifest_key
 from tieringd.metrics import Metrics
 from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.archive_clock import ArchiveClock
@@ -266,16 +266,19 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
 
 @virtually
 async def test_first_start_looks_for_no_manifest_of_a_new_topic(tmp_path):
-    """Only the first claims do, which begin before the manifests of the topics are stored."""
+    """The claims wait for the manifests of the topics, which a restore finds partitions by."""
     count = PARTITIONS // 5
     daemon = IdleDaemon(tmp_path, partitions=count)
     daemon.backend.latency_seconds = 0.01
     async with daemon.running():
         await asyncio.sleep(QUARTER)
         assert len(list(daemon.reconciler.archived())) == count
-    got = [key for operation, key in daemon.backend.requests if operation == "get"]
-    # A topic's manifest takes three round trips, and a claim that begins meanwhile two or three.
-    assert sum(key.endswith("/manifest") for key in got) <= 4 * CLAIMS_AT_ONCE < count
+    asked = daemon.backend.requests
+    for writer in daemon.writers:
+        key = manifest_key(writer.identified)
+        assert ("get", key) not in asked
+        topic = topic_manifest_key(topic_key(writer.identified))
+        assert asked.index(("put", topic)) < asked.index(("put", key))
 
 
 @virtually

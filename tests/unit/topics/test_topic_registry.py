@@ -14,7 +14,7 @@ from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.partition import TopicIdPartition
 from tieringd.topics.each_topic import TopicFaults
-from tieringd.topics.topic_registry import TopicRegistry, partition_counts
+from tieringd.topics.topic_registry import PATIENCE_SECONDS, TopicRegistry, partition_counts
 
 ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
 
@@ -63,36 +63,58 @@ async def test_topic_is_counted_by_its_highest_partition(registry, manifests):
     assert (await manifests.load_topic(ORDERS)).partition_count == 3
 
 
+@pytest.mark.looptime
 async def test_partition_is_new_that_no_manifest_counted_before(registry, manifests):
     """It is new once this registry has counted it, and stays so."""
 
-    def new() -> list[bool]:
-        return [registry.is_new(partition(number)) for number in range(4)]
+    async def new() -> list[bool]:
+        return [await registry.is_new(partition(number)) for number in range(4)]
 
     await manifests.ensure_topic(ORDERS, partition_count=2)
     await registry.refresh("cluster")
-    assert new() == [False, False, False, False]
+    assert await new() == [False, False, False, False]
     await registry.ensure(partition_counts([partition(2)]))
-    assert new() == [False, False, True, False]
+    assert await new() == [False, False, True, False]
     await registry.ensure(partition_counts([partition(3)]))
-    assert new() == [False, False, True, True]
+    assert await new() == [False, False, True, True]
     other = replace(partition(0), topic="payments")
-    assert not registry.is_new(other)
+    assert not await registry.is_new(other)
     await registry.ensure(partition_counts([other]))
     await registry.refresh("cluster")
-    assert registry.is_new(other)
-    assert new() == [False, False, True, True]
+    assert await registry.is_new(other)
+    assert await new() == [False, False, True, True]
 
 
-async def test_partition_is_not_new_while_its_topics_manifest_is_not_stored(registry, store):
+@pytest.mark.looptime
+async def test_manifest_of_a_topic_is_waited_for(registry):
     """A process that ended between the two would leave a partition that no restore finds."""
     await registry.refresh("cluster")
+    asked = [asyncio.create_task(registry.is_new(partition(number))) for number in range(3)]
+    other = asyncio.create_task(registry.is_new(replace(partition(0), topic="payments")))
+    await asyncio.sleep(PATIENCE_SECONDS / 2)
+    assert not any(task.done() for task in asked)
+    await registry.ensure(partition_counts([partition(1)]))
+    await asyncio.sleep(0.1)
+    assert [task.done() for task in (*asked, other)] == [True, True, False, False]
+    assert [await task for task in asked] == [True, True, False]
+    assert not await other
+    assert asyncio.get_running_loop().time() <= PATIENCE_SECONDS + 0.1
+
+
+@pytest.mark.looptime
+async def test_topic_whose_manifest_cannot_be_stored_holds_no_partition_back(registry, store):
+    """Its partitions are archived all the same: an operator mends the topic's manifest."""
+    await registry.refresh("cluster")
+    asked = asyncio.create_task(registry.is_new(partition(0)))
+    await asyncio.sleep(0.1)
     store.fail_next("put", lambda: StorageUnavailable("away"))
     with pytest.raises((StorageUnavailable, TopicFaults)):
         await registry.ensure(partition_counts([partition(0)]))
-    assert not registry.is_new(partition(0))
+    assert not await asked
+    assert not await registry.is_new(partition(0))
+    assert asyncio.get_running_loop().time() < 1
     await registry.ensure(partition_counts([partition(0)]))
-    assert registry.is_new(partition(0))
+    assert await registry.is_new(partition(0))
 
 
 async def test_manifest_is_read_when_it_changed_and_not_again(registry, manifests, store):
