@@ -81,7 +81,7 @@ class StoredManifest:
 
 
 NOT_STORED = StoredManifest(None, None)
-"""What is known of a partition without a manifest in the bucket."""
+"""A partition has no manifest in the bucket."""
 
 
 class ManifestStore:
