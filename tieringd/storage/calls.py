@@ -7,11 +7,11 @@ module (`gcs_responses` for `gcs`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import aiohttp
 
@@ -50,6 +50,22 @@ def unanswered(call: Call, cause: BaseException) -> StorageUnavailable:
         f"{call.subject}: {type(cause).__name__} {cause}".rstrip(),
         outcome_unknown=not is_never_sent and call.may_have_effect(),
         hint=TRUST_HINT if isinstance(cause, aiohttp.ClientSSLError) else None,
+    )
+
+
+def require(call: Call, answer: Mapping[str, Any], name: str) -> Any:
+    """
+    Return a field, or a header, that every response of a store has.
+
+    Raises:
+        StorageUnavailable: It is missing: a proxy or another server responded in the store's place.
+    """
+    if name in answer:
+        return answer[name]
+    raise StorageUnavailable(
+        f"{call.subject}: the response has no {name}, so it does not come from an object store",
+        outcome_unknown=call.may_have_effect(),
+        hint="check cloud_storage_api_endpoint, and proxies in between",
     )
 
 

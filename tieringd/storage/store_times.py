@@ -30,11 +30,12 @@ class StoreTimes:
         on the way kept such a response for a while, so its date is old.
         """
         is_cached = "age" in headers or "Age" in headers
-        self.note(None if is_cached else _date_ms(headers.get("date") or headers.get("Date")))
+        self.note(None if is_cached else date_ms(headers.get("date") or headers.get("Date")))
 
 
 @lru_cache(maxsize=16)  # A store sends the same date with each response of a second.
-def _date_ms(date: str | None) -> int | None:
+def date_ms(date: str | None) -> int | None:
+    """Return a Date header in milliseconds since the epoch; None without a readable one."""
     try:
         moment = parsedate_to_datetime(date) if date else None
     except ValueError:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.azure_wire import STORED, content, store_of
 from tieringd.errors import StorageUnavailable
+from tieringd.storage.base import JoinSource
 
 if TYPE_CHECKING:
     from tests.support.raw_http import Exchange
@@ -99,3 +100,31 @@ async def test_range_that_is_not_the_one_asked_for_is_noticed(body, content_rang
     async with store_of(handle) as store:
         with pytest.raises(StorageUnavailable, match="get_range key in container archive: "):
             await store.get_range("key", position=10, size_bytes=8)
+
+
+@pytest.mark.parametrize("operation", ["get", "head"])
+async def test_answer_without_a_version_is_refused(operation):
+    """An answer without an ETag is no blob, and the error allows another try."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", Last_Modified=STORED["Last_Modified"])
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="no ETag") as caught:
+            await getattr(store, operation)("key")
+    assert "proxies" in caught.value.hint
+
+
+async def test_head_without_a_length_is_refused():
+    """A HEAD whose answer has no length, as of a proxy that sends chunks, tells no size."""
+
+    async def handle(exchange: Exchange) -> None:
+        exchange.writer.write(b'HTTP/1.1 200 OK\r\nETag: "v"\r\nTransfer-Encoding: chunked\r\n\r\n')
+        await exchange.writer.drain()
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="no Content-Length"):
+            await store.head("key")
+        source = JoinSource("key", 7, 0)
+        with pytest.raises(StorageUnavailable, match="no Content-Length"):
+            await store.join("joined", [source], crc32c=0)

@@ -205,6 +205,21 @@ async def test_unanswered_put_has_an_unknown_outcome_and_is_not_repeated(slice_o
     assert requests == ["PUT", "PUT"]
 
 
+@pytest.mark.parametrize("single_put_bytes", [1, 1 << 20], ids=["in-blocks", "in-one-request"])
+async def test_put_without_a_version_has_an_unknown_outcome(slice_of, single_put_bytes):
+    """An answer without an ETag may come from a proxy: the blob may be stored, or not."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.answer("201 Created", Last_Modified=STORED["Last_Modified"])
+
+    async with store_of(handle, single_put_bytes=single_put_bytes) as store:
+        for body in (b"content", slice_of(b"content")):
+            with pytest.raises(StorageUnavailable, match="no ETag") as caught:
+                await store.put("key", body, crc32c=crc32c(b"content"), condition=IfAbsent())
+            assert caught.value.outcome_unknown
+
+
 async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
     """A PUT has stored nothing if the connection ends before the last byte has left."""
     data = content(LARGE)

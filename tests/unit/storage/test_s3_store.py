@@ -518,3 +518,32 @@ async def test_truncated_page_without_a_token_is_no_end():
     async with store_of(handle) as store:
         with pytest.raises(StorageUnavailable, match="NextContinuationToken"):
             await store.list_page("")
+
+
+@pytest.mark.parametrize("dates", [{}, {"Date": "today"}], ids=["none", "unreadable"])
+async def test_server_without_a_date_has_ours(dates):
+    """A server without a readable Date is no fault: a put and the age of an upload are dated by our clock."""
+    began = datetime.now(UTC)
+    uploads = "".join(
+        f"<Upload><Key>{key}</Key><UploadId>{key}</UploadId><Initiated>{initiated:%Y-%m-%dT%H:%M:%SZ}</Initiated></Upload>"
+        for key, initiated in (("old", began - timedelta(days=2)), ("new", began - timedelta(hours=1)))
+    )
+    page = (
+        '<ListMultipartUploadsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<IsTruncated>false</IsTruncated>{uploads}</ListMultipartUploadsResult>"
+    )
+    deleted = []
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        if exchange.method == "DELETE":
+            deleted.append(urlsplit(exchange.path).path)
+        await exchange.answer(
+            "200 OK", page.encode() if exchange.method == "GET" else b"", ETag='"v"', **dates
+        )
+
+    async with store_of(handle) as store:
+        info = await store.put("key", b"content", crc32c=0)
+        assert await store.discard_abandoned_uploads(lambda _: True) == 1
+    assert deleted == ["/archive/old"]
+    assert abs(info.modified_ms / 1000 - began.timestamp()) < 600

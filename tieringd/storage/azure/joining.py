@@ -22,6 +22,7 @@ from tieringd.storage.azure.azure_requests import Requests
 from tieringd.storage.azure.errors import AzureCall, from_answer
 from tieringd.storage.azure.listing import parse_crc32c
 from tieringd.storage.base import JoinSource
+from tieringd.storage.calls import require
 
 _OK = frozenset({HTTPStatus.OK})
 _ANSWERS = frozenset(
@@ -79,16 +80,15 @@ class BlockCopies:
     async def _require_expected(self, source: JoinSource) -> _Found:
         call = AzureCall("join", self._container, source.key)
         answer = await self._requests.send(call, "HEAD", self._prefix + source.key, accept=_OK)
-        size_bytes = int(answer.headers["Content-Length"])
+        size_bytes = int(require(call, answer.headers, "Content-Length"))
         crc32c = parse_crc32c(answer.headers.get("x-ms-meta-crc32c"))
         if size_bytes != source.size_bytes or crc32c not in {None, source.crc32c}:
             raise ChecksumRejected(
                 f"{call.subject}: the source object has {size_bytes} bytes instead of {source.size_bytes}",
                 key=source.key,
             )
-        return _Found(
-            self._prefix + source.key, answer.headers["ETag"], answer.headers.get("Content-MD5") or None
-        )
+        version = require(call, answer.headers, "ETag")
+        return _Found(self._prefix + source.key, version, answer.headers.get("Content-MD5") or None)
 
     async def _copy(self, key: str, source: _Found, name: str) -> bool:
         """Copy one source; return False when the service cannot."""

@@ -50,6 +50,7 @@ from tieringd.storage.base import (
     ListPage,
     ObjectInfo,
 )
+from tieringd.storage.calls import require
 from tieringd.storage.receive import ranged
 from tieringd.storage.store_settings import AzureSettings
 
@@ -127,7 +128,7 @@ class AzureStore:
         else:
             data = b"" if isinstance(body, FileSlice) else body
             answer, size_bytes = await self._put_bytes(call, data, crc32c, headers), len(data)
-        return ObjectInfo(key, size_bytes, answer.headers["ETag"], crc32c, _modified_ms(answer.headers))
+        return _stored(call, key, size_bytes, answer, crc32c)
 
     def _blob_headers(self, crc32c: int, condition: Condition | None) -> dict[str, str]:
         headers = {
@@ -265,14 +266,13 @@ class AzureStore:
         call = AzureCall("join", self._container, key, is_conditional_put=condition is not None)
         answer = await self._commit_blocks(call, names, self._blob_headers(crc32c, condition))
         size_bytes = sum(source.size_bytes for source in sources)
-        info = ObjectInfo(key, size_bytes, answer.headers["ETag"], crc32c, _modified_ms(answer.headers))
-        return Joined(info, is_proven=is_proven, host_bytes=0)
+        return Joined(_stored(call, key, size_bytes, answer, crc32c), is_proven=is_proven, host_bytes=0)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole. Its checksum is verified if the blob has one."""
         call = AzureCall("get", self._container, key)
         answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
-        info = _info(key, answer.headers, size_bytes=len(answer.data))
+        info = _info(call, key, answer.headers, size_bytes=len(answer.data))
         if info.crc32c is not None and await _crc32c(answer.data) != info.crc32c:
             raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return answer.data, info
@@ -298,7 +298,8 @@ class AzureStore:
         """Return an object's size, version and checksum."""
         call = AzureCall("head", self._container, key)
         answer = await self._requests.send(call, "HEAD", self._prefix + key, accept=_OK)
-        return _info(key, answer.headers, size_bytes=int(answer.headers["Content-Length"]))
+        size_bytes = int(require(call, answer.headers, "Content-Length"))
+        return _info(call, key, answer.headers, size_bytes=size_bytes)
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
         """Return one page of a listing."""
@@ -406,9 +407,15 @@ def _rejected(call: AzureCall) -> ChecksumRejected:
     )
 
 
-def _info(key: str, headers: Mapping[str, str], *, size_bytes: int) -> ObjectInfo:
+def _info(call: AzureCall, key: str, headers: Mapping[str, str], *, size_bytes: int) -> ObjectInfo:
     checksum = parse_crc32c(headers.get("x-ms-meta-crc32c"))
-    return ObjectInfo(key, size_bytes, headers["ETag"], checksum, _modified_ms(headers))
+    return ObjectInfo(key, size_bytes, require(call, headers, "ETag"), checksum, _modified_ms(headers))
+
+
+def _stored(call: AzureCall, key: str, size_bytes: int, answer: AzureResponse, crc32c: int) -> ObjectInfo:
+    """Return the description of an object that the service has just stored."""
+    version = require(call, answer.headers, "ETag")
+    return ObjectInfo(key, size_bytes, version, crc32c, _modified_ms(answer.headers))
 
 
 def _modified_ms(headers: Mapping[str, str]) -> int:

@@ -160,22 +160,6 @@ def bucket_not_found(call: Call) -> BucketNotFound:
     )
 
 
-def require(call: Call, answer: dict[str, Any], name: str) -> Any:
-    """
-    Return a field that every response of a store has.
-
-    Raises:
-        StorageUnavailable: The field is missing: a proxy or another server responded in the store's place.
-    """
-    if name in answer:
-        return answer[name]
-    raise StorageUnavailable(
-        f"{call.subject}: the response has no {name}, so it does not come from an object store",
-        outcome_unknown=call.may_have_effect(),
-        hint="check cloud_storage_api_endpoint, and proxies in between",
-    )
-
-
 def _unanswered(call: Call, error: Exception) -> StorageUnavailable:
     """Return the error for a request without a whole response."""
     cause = getattr(error, "kwargs", {}).get("error", error)

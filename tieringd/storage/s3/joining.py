@@ -23,8 +23,7 @@ from tieringd.errors import ChecksumRejected, PreconditionFailed
 from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import JoinSource, ObjectInfo
-from tieringd.storage.calls import Call
-from tieringd.storage.s3.errors import require
+from tieringd.storage.calls import Call, require
 from tieringd.storage.s3.multipart import MultipartUploads, decode_crc32c, encode_crc32c, step_of
 
 PART_BYTES_MIN = 5 << 20

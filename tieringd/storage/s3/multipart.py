@@ -19,17 +19,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 from crc32c import crc32c as crc32c_of
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable
 from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import FileSlice, truncated, unreadable
-from tieringd.storage.calls import Call
-from tieringd.storage.s3.errors import require
+from tieringd.storage.calls import Call, require
+from tieringd.storage.store_times import date_ms
 from tieringd.storage.threads import finished
 
 CHECKSUM_METADATA = "tieringd-crc32c"
@@ -117,6 +117,8 @@ class MultipartUploads:
         """
         Abort uploads below *prefix* that are ours and at least that old, by the server's clock.
 
+        Without a Date header our own clock counts. A put whose upload is aborted too soon begins anew.
+
         Returns the number of aborted uploads.
         """
         listing = Call(f"list unfinished uploads of {prefix}*", self.bucket)
@@ -126,9 +128,9 @@ class MultipartUploads:
             page = await self.ask(
                 listing, self.client.list_multipart_uploads, Bucket=self.bucket, Prefix=prefix, **markers
             )
-            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            now_ms = answered_at_ms(page)
             for upload in page.get("Uploads", ()):
-                age_seconds = (now - upload["Initiated"]).total_seconds()
+                age_seconds = now_ms / 1000 - upload["Initiated"].timestamp()
                 if age_seconds >= older_than_seconds and is_ours(upload["Key"]):
                     await self._discard(upload["Key"], upload["UploadId"])
                     discarded += 1
@@ -202,6 +204,15 @@ class MultipartUploads:
                     f"{call.subject}: the store assembled other parts than were sent", outcome_unknown=True
                 )
         return answer
+
+
+def answered_at_ms(answer: dict[str, Any]) -> int:
+    """
+    Return the server's time in milliseconds since 1970, or ours if the response has no Date header.
+
+    A response to a PUT has no modification time.
+    """
+    return date_ms(answer["ResponseMetadata"]["HTTPHeaders"].get("date")) or wall_clock_ms()
 
 
 def encode_crc32c(value: int) -> str:

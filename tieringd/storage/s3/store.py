@@ -11,17 +11,15 @@ NO_PROXY).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
 from botocore.credentials import ReadOnlyCredentials
 from crc32c import crc32c as crc32c_of
 
-from tieringd.clock import wall_clock_ms
 from tieringd.errors import BucketNotFound, ObjectNotFound, StorageError, StorageUnavailable
 from tieringd.storage.base import (
     Body,
@@ -35,15 +33,21 @@ from tieringd.storage.base import (
     Take,
 )
 from tieringd.storage.body import FileBody
-from tieringd.storage.calls import Call
+from tieringd.storage.calls import Call, require
 from tieringd.storage.ranges import Windows
 from tieringd.storage.receive import ranged, receive, receive_in_windows, require_range
 from tieringd.storage.s3.client import USER_AGENT, OneTrySession, check, open_client
 from tieringd.storage.s3.credentials import RoleCredentials
 from tieringd.storage.s3.direct_requests import DirectRequests
-from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
+from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, translated
 from tieringd.storage.s3.joining import PartJoin
-from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
+from tieringd.storage.s3.multipart import (
+    CHECKSUM_METADATA,
+    MultipartUploads,
+    answered_at_ms,
+    decode_crc32c,
+    encode_crc32c,
+)
 from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads, in_thread, in_thread_if_large
@@ -65,10 +69,18 @@ async def read_whole(
 
 
 def _require_length(call: Call, received_bytes: int, answer: dict[str, Any]) -> None:
-    if received_bytes != answer["ContentLength"]:
-        raise StorageUnavailable(
-            f"{call.subject}: received {received_bytes} of {answer['ContentLength']} bytes"
-        )
+    """Raise `StorageUnavailable` if a body ended early, or if nothing tells where it ends."""
+    if "ContentLength" not in answer and "chunked" in _headers(answer).get("transfer-encoding", "").lower():
+        # The HTTP client has seen the last chunk, which marks the end.
+        return
+    expected_bytes = require(call, answer, "ContentLength")
+    if received_bytes != expected_bytes:
+        raise StorageUnavailable(f"{call.subject}: received {received_bytes} of {expected_bytes} bytes")
+
+
+def _headers(answer: dict[str, Any]) -> Mapping[str, str]:
+    headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers
 
 
 def info_of(call: Call, key: str, answer: dict[str, Any], *, size_bytes: int) -> ObjectInfo:
@@ -95,16 +107,6 @@ def _crc32c(answer: dict[str, Any]) -> int | None:
 def milliseconds(moment: Any) -> int:
     """Return a point in time in milliseconds since 1970."""
     return int(moment.timestamp() * 1000)
-
-
-def answered_at_ms(answer: dict[str, Any]) -> int:
-    """
-    Return the server's time in milliseconds since 1970, or ours if the response has no Date header.
-
-    A response to a PUT has no modification time.
-    """
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return milliseconds(parsedate_to_datetime(date)) if date else wall_clock_ms()
 
 
 def status_of(error: StorageError) -> int:
@@ -362,8 +364,9 @@ class S3Store:
     async def _hand_on(
         self, call: Call, answer: dict[str, Any], position: int, size_bytes: int, take: Take
     ) -> int:
-        if answer["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.PARTIAL_CONTENT:
-            # The server sends the whole object.
+        is_partial = answer["ResponseMetadata"]["HTTPStatusCode"] == HTTPStatus.PARTIAL_CONTENT
+        if not is_partial or "ContentLength" not in answer:
+            # The server sends the whole object, or chunks whose size is known only after the last one.
             data = await self._whole_range(call, answer, position, size_bytes)
             await in_thread(take, memoryview(data))
             return len(data)
@@ -413,7 +416,7 @@ class S3Store:
             # missing bucket.
             await self._require_bucket(call)
             raise
-        return info_of(call, key, answer, size_bytes=answer["ContentLength"])
+        return info_of(call, key, answer, size_bytes=require(call, answer, "ContentLength"))
 
     async def _require_bucket(self, call: Call) -> None:
         try:
