@@ -239,6 +239,10 @@ class JoiningStore(Protocol):
 class TriedStore(Protocol):
     """A store that can be tried once, to find out whether it compares checksums (`storage.checked_puts`)."""
 
+    @property
+    def reads_back(self) -> bool:
+        """Return whether the store was tried and compares no checksums: each put is read back."""
+
     async def try_checksums(self) -> None:
         """
         Try whether the store compares checksums, unless that is known already.

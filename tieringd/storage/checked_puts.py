@@ -16,7 +16,8 @@ so, hence the trial.
 
 `create` creates an object unless it exists, and believes a refusal only where it can read the object. A
 store may refuse a write that collided with another one although neither took effect. A caller that
-trusted such a refusal would go on without the object, and report success.
+trusted such a refusal would go on without the object, and report success. It can replace an object that
+arrived damaged: a put of which only the read-back failed leaves one behind, and its caller tries again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,16 @@ from tieringd.errors import (
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.base import Body, Condition, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    IfVersion,
+    ObjectInfo,
+    ObjectStore,
+    TriedStore,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -61,11 +71,15 @@ _HINT = (
 )
 
 
-async def create(store: ObjectStore, key: str, body: Body, *, crc32c: int) -> bool:
+async def create(
+    store: ObjectStore, key: str, body: Body, *, crc32c: int, replaces_damaged: bool = False
+) -> bool:
     """
     Store an object unless one with *key* exists. Return whether it was stored.
 
-    Either way the object exists afterwards.
+    Either way the object exists afterwards. With *replaces_damaged* every writer of *key* sends the same
+    bytes, if it sends as many. In a store that compares no checksums, an existing object with as many but
+    other bytes was damaged on the way then, and is replaced.
 
     Raises:
         StorageUnavailable: The store refused to create it, and does not have it: try again.
@@ -75,13 +89,29 @@ async def create(store: ObjectStore, key: str, body: Body, *, crc32c: int) -> bo
         await store.put(key, body, crc32c=crc32c, condition=IfAbsent())
     except PreconditionFailed as refusal:
         try:
-            await store.head(key)
+            found = await store.head(key)
+            if not (replaces_damaged and await _is_damaged(store, found, body, crc32c)):
+                return False
         except ObjectNotFound:
             raise StorageUnavailable(
                 f"the store refused to create {key} because it exists, but reading it finds no such object"
             ) from refusal
-        return False
+        await _replace(store, found, body, crc32c)
     return True
+
+
+async def _is_damaged(store: ObjectStore, found: ObjectInfo, body: Body, crc32c: int) -> bool:
+    if not (isinstance(store, TriedStore) and store.reads_back) or found.size_bytes != _size_of(body):
+        return False
+    return await _stored_crc32c(store, found.key, found.size_bytes) != crc32c
+
+
+async def _replace(store: ObjectStore, found: ObjectInfo, body: Body, crc32c: int) -> None:
+    log.error("the object store has other bytes than it was sent: they are replaced", key=found.key)
+    try:
+        await store.put(found.key, body, crc32c=crc32c, condition=IfVersion(found.version))
+    except PreconditionFailed as error:
+        raise StorageUnavailable(f"{found.key} was damaged, and another writer replaced it") from error
 
 
 class CheckedPuts:
@@ -130,10 +160,11 @@ class CheckedPuts:
 
         Raises:
             ChecksumRejected: The bytes have another checksum, or the store kept other bytes each time.
-            StorageUnavailable: With `outcome_unknown` set when the object is stored and cannot be read back.
+            StorageUnavailable: With `outcome_unknown` set when an object is stored, and cannot be read back
+                or replaced.
         """
         info = await self._store.put(key, body, crc32c=crc32c, condition=condition)
-        size_bytes = body.size_bytes if isinstance(body, FileSlice) else len(body)
+        size_bytes = _size_of(body)
         for tried in range(1, _TRIES + 1):
             if await self._is_right(info, size_bytes=size_bytes, crc32c=crc32c):
                 return replace(info, crc32c=crc32c)
@@ -141,7 +172,14 @@ class CheckedPuts:
             if tried < _TRIES:
                 # A conditional put replaces only the object that it has just stored.
                 again = None if condition is None else IfVersion(info.version)
-                info = await self._store.put(key, body, crc32c=crc32c, condition=again)
+                try:
+                    info = await self._store.put(key, body, crc32c=crc32c, condition=again)
+                except StorageUnavailable as error:
+                    # Begun anew, a conditional put would fail against its own damaged object.
+                    raise _in_doubt(
+                        f"put {key}: the store has other bytes than it was sent, and got no others: {error}",
+                        error,
+                    ) from error
         raise ChecksumRejected(
             f"put {key}: the store kept other bytes than it was sent, {_TRIES} times in a row",
             key=key,
@@ -156,21 +194,38 @@ class CheckedPuts:
             return True
         try:
             found = await self._store.head(info.key)
-            return found.size_bytes == size_bytes and await self._crc32c(info.key, size_bytes) == crc32c
+            return (
+                found.size_bytes == size_bytes
+                and await _stored_crc32c(self._store, info.key, size_bytes) == crc32c
+            )
         except (ObjectNotFound, StorageUnavailable) as error:
-            raise StorageUnavailable(
-                f"put {info.key}: the object could not be read back for comparison: {error}",
-                outcome_unknown=True,
+            raise _in_doubt(
+                f"put {info.key}: the object could not be read back for comparison: {error}", error
             ) from error
 
-    async def _crc32c(self, key: str, size_bytes: int) -> int:
-        checksum = 0
-        for position in range(0, size_bytes, _READ_BYTES):
-            data = await self._store.get_range(
-                key, position=position, size_bytes=min(_READ_BYTES, size_bytes - position)
-            )
-            checksum = await asyncio.to_thread(crc32c_of, data, checksum)
-        return checksum
+
+def _in_doubt(text: str, error: ObjectNotFound | StorageUnavailable) -> StorageUnavailable:
+    """Return the error of a put that has stored an object, right or wrong, before *error* ended it."""
+    return StorageUnavailable(
+        text,
+        outcome_unknown=True,
+        retry_after_seconds=error.retry_after_seconds if isinstance(error, StorageUnavailable) else None,
+        is_throttling=isinstance(error, StorageUnavailable) and error.is_throttling,
+    )
+
+
+def _size_of(body: Body) -> int:
+    return body.size_bytes if isinstance(body, FileSlice) else len(body)
+
+
+async def _stored_crc32c(store: ObjectStore, key: str, size_bytes: int) -> int:
+    checksum = 0
+    for position in range(0, size_bytes, _READ_BYTES):
+        data = await store.get_range(
+            key, position=position, size_bytes=min(_READ_BYTES, size_bytes - position)
+        )
+        checksum = await asyncio.to_thread(crc32c_of, data, checksum)
+    return checksum
 
 
 async def require_conditional_writes(store: ObjectStore, *, second: ObjectStore | None = None) -> None:

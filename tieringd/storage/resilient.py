@@ -141,6 +141,11 @@ class ResilientStore:
         return self._store
 
     @property
+    def reads_back(self) -> bool:
+        """Return whether each put is read back; see `TriedStore`."""
+        return self._puts.reads_back
+
+    @property
     def credentials_end(self) -> float | None:
         """Return when the credentials of the wrapped store expire; see `ExpiringStore`."""
         store = self._store
@@ -287,7 +292,7 @@ class ResilientStore:
             )
         finally:
             self._put_starts.pop(operation, None)
-        if joined is not None and self._puts.reads_back:
+        if joined is not None and self.reads_back:
             return replace(joined, is_proven=False)
         return joined
 

@@ -122,6 +122,37 @@ async def test_object_that_cannot_be_read_back_may_be_stored():
     assert caught.value.outcome_unknown
 
 
+async def test_damaged_object_that_is_not_replaced_may_be_stored():
+    """A conditional put that was begun anew would be refused because of the damaged object of its own."""
+
+    class Throttled(TrustingStore):
+        async def get_range(self, key, *, position, size_bytes):
+            busy = StorageUnavailable("503 SlowDown", is_throttling=True, retry_after_seconds=3)
+            self.fail_next("put", lambda: busy)
+            return await super().get_range(key, position=position, size_bytes=size_bytes)
+
+    backend = Throttled()
+    store = ResilientStore(backend, LIMITS, tries_checksums=True)
+    backend.flips = 1
+    with pytest.raises(StorageUnavailable, match="other bytes than it was sent") as caught:
+        await put(store, condition=IfAbsent())
+    assert caught.value.outcome_unknown
+    assert (caught.value.is_throttling, caught.value.retry_after_seconds) == (True, 3)
+    assert [operation for operation, key in backend.requests if key == "key"].count("put") == 2
+
+
+@pytest.mark.parametrize("operation", ["head", "get_range"])
+async def test_throttled_reading_back_is_throttling(operation):
+    """A refusal to read an object back asks for fewer requests, as any other does."""
+    store = TrustingStore()
+    puts = CheckedPuts(store)
+    await puts.find_out()
+    store.fail_next(operation, lambda: StorageUnavailable("503", is_throttling=True, retry_after_seconds=3))
+    with pytest.raises(StorageUnavailable, match="could not be read back") as caught:
+        await put(puts)
+    assert (caught.value.is_throttling, caught.value.retry_after_seconds) == (True, 3)
+
+
 @virtually
 async def test_store_is_tried_once_and_before_the_first_put():
     """A store is tried once, even if many PUTs come at once, or it is away at first. Readers do not wait."""

@@ -145,12 +145,13 @@ class TargetStore:
         Store a local file, unless an object with the key exists; return the local file's size in bytes.
 
         An existing object was made earlier from the same offsets, and may have records that have expired
-        since. It may be committed, and is never replaced by a file with fewer records.
+        since. It may be committed, and is never replaced by a file with fewer records. One that arrived
+        damaged is replaced.
         """
         fd = os.open(path, os.O_RDONLY)
         try:
             body = FileSlice(fd, 0, os.fstat(fd).st_size)
-            self._run(create(self._store, key, body, crc32c=crc32c_of_file(fd)))
+            self._run(create(self._store, key, body, crc32c=crc32c_of_file(fd), replaces_damaged=True))
         finally:
             os.close(fd)
         return body.size_bytes

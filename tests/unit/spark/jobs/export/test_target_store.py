@@ -9,12 +9,15 @@ import pytest
 from crc32c import crc32c
 
 from tests.fakes.dying_store import Dying, Killed
+from tests.fakes.store import store_unavailable
+from tests.fakes.trusting_store import TrustingStore
 from tests.support.exports import file_config
 from tieringd.config import parse_config
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.export.target_store import TargetStore, target_config
+from tieringd.storage.resilient import ResilientStore
 
 S3 = """\
 state_directory: /nowhere
@@ -202,3 +205,18 @@ def test_file_is_stored_whole_and_once(bucket, tmp_path):
         assert store.read("topic=t/part")[0] == b"a" * 3_000_000
     assert store.holds_any("topic=t/")
     assert not store.holds_any("topic=other/")
+
+
+def test_file_that_arrived_damaged_is_replaced_by_the_next_task(bucket, tmp_path):
+    """A task that cannot read its file back fails. The next task replaces a damaged file."""
+    backend = TrustingStore()
+    store = TargetStore(ResilientStore(backend, tries_checksums=True), bucket.run)
+    path = tmp_path / "file"
+    path.write_bytes(b"rows")
+    backend.flips = 1
+    backend.fail_next("head", lambda: store_unavailable("head"))
+    with pytest.raises(StorageUnavailable, match="could not be read back"):
+        store.store_file("part", path)
+    assert store.read("part")[0] != b"rows"
+    store.store_file("part", path)
+    assert store.read("part")[0] == b"rows"
