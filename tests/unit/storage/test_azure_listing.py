@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import StorageUnavailable
+from tieringd.storage.azure.listing import Listing
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.store_settings import AzureSettings
 
@@ -30,15 +31,23 @@ class Container:
         limit = min(int(query["maxresults"]), self.largest_page)
         self.requests.append((query.get("marker", ""), int(query["maxresults"])))
         keys = [key for key in self.keys if key.startswith(query.get("prefix", ""))]
-        start = int(query.get("marker", "after-0").removeprefix("after-"))
+        start = self._start_of(query.get("marker", ""), keys)
         end = start + limit
         entries = "".join(self._entry(key) for key in keys[start:end])
-        marker = f"after-{end}" if end < len(keys) else ""
+        marker = self._marker_at(end, keys) if end < len(keys) else ""
         document = (
             f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs>{entries}</Blobs>'
             f"<NextMarker>{marker}</NextMarker></EnumerationResults>"
         )
         await exchange.answer("200 OK", document.encode(), Content_Type="application/xml")
+
+    def _start_of(self, marker: str, keys: list[str]) -> int:
+        del keys
+        return int(marker.removeprefix("after-") or 0)
+
+    def _marker_at(self, end: int, keys: list[str]) -> str:
+        del keys
+        return f"after-{end}"
 
     def _entry(self, key: str) -> str:
         metadata = (
@@ -175,3 +184,49 @@ async def test_remembered_pages_are_bounded():
         assert len(store._listing._places) == 256
         page = await store.list_page("000/", start_after="000/a", limit=1)
         assert [each.key for each in page.objects] == ["000/b"]
+
+
+class NamingMarkers(Container):
+    """Marks the end of a page with the key that comes next, as the service does."""
+
+    def _start_of(self, marker: str, keys: list[str]) -> int:
+        return sum(key < marker for key in keys)
+
+    def _marker_at(self, end: int, keys: list[str]) -> str:
+        return keys[end]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "marker", "keys"),
+    [
+        pytest.param(59, "c/1", ["c/1", "c/2"], id="at-once"),
+        pytest.param(60, "b/1", ["b/3", "b/4", "c/1", "c/2"], id="later"),
+    ],
+)
+async def test_page_that_is_asked_for_later_has_what_was_stored_since(seconds, marker, keys):
+    """A page that is asked for a minute after the last one begins where that one began, by one request."""
+    container, now = NamingMarkers("a/1", "a/2", "b/1", "b/2", "c/1", "c/2"), 1000.0
+    async with store_of(container) as store:
+        listing = Listing(store._requests, container="archive", key_prefix="", now=lambda: now)
+        await listing.page("", start_after=None, limit=2)
+        page = await listing.page("", start_after="a/2", limit=2)
+        assert page.next_start_after == "b/2"
+        container.keys = sorted([*container.keys, "b/3", "b/4"])
+        now += seconds
+        page = await listing.page("", start_after="b/2", limit=10)
+    assert [each.key for each in page.objects] == keys
+    assert [asked for asked, _ in container.requests] == ["", "b/1", marker]
+
+
+async def test_page_after_a_late_one_is_whole():
+    """A listing whose pages all come late returns each object once, also from short answers."""
+    container, now = NamingMarkers(*numbered(20), largest_page=4), 0.0
+    async with store_of(container) as store:
+        listing = Listing(store._requests, container="archive", key_prefix="", now=lambda: now)
+        found, start_after = list[str](), None
+        for _ in range(7):
+            page = await listing.page("key", start_after=start_after, limit=3)
+            found += [each.key for each in page.objects]
+            start_after = page.next_start_after
+            now += 3600
+    assert (found, start_after) == (numbered(20), None)

@@ -1,9 +1,12 @@
 """
 Listings of a container, page by page: they start after a key, on top of Azure's markers.
 
-Azure continues a listing from a marker of its own, never from a key. The markers at the ends of recent
-pages are kept, so the next page costs one request. From any other key a listing begins anew and skips,
-5000 keys per request: that happens after a restart, not for every page.
+Azure continues a listing from a marker of its own, never from a key. The markers of recent pages are kept,
+so the next page costs one request. From any other key a listing begins anew and skips, 5000 keys per
+request: that happens after a restart, not for every page.
+
+A marker names the object that came next when it was given. What was stored before that object since then
+would be left out. So a page that is asked for later begins at the marker of the page before it, and skips.
 
 The documents are parsed here and not by the SDK, which blocks the event loop for 140 ms per thousand
 entries. The entries of directories in a hierarchical namespace are left out.
@@ -12,7 +15,9 @@ entries. The entries of directories in a hierarchical namespace are left out.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, unquote
@@ -26,32 +31,47 @@ from tieringd.storage.base import ListPage, ObjectInfo
 _OK = frozenset({200})
 _PAGE_LIMIT = 5000
 _REMEMBERED_PAGES = 256
+_FRESH_SECONDS = 60.0
+"""How long a listing goes on from the marker that its last page ended with."""
 _IN_THREAD_FROM_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The position at which a listing continues."""
+    """The position at which a listing continues after a page."""
 
-    marker: str | None
-    skips: bool
-    """Whether the listing first returns keys that an earlier page already had."""
+    begin: str | None
+    """Marker of the response in which the page ended: from here the listing skips. None is its beginning."""
+    end: str | None
+    """Marker of what follows that response; None if the page ended inside it."""
+    asked_at: float
+    """When the page was asked for, in seconds of the listing's clock."""
 
 
 class Listing:
     """The listings of one container, below one prefix."""
 
-    def __init__(self, requests: Requests, *, container: str, key_prefix: str) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        container: str,
+        key_prefix: str,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._requests = requests
         self._container = container
         self._key_prefix = key_prefix
+        self._now = now
         self._places: OrderedDict[tuple[str, str], _Place] = OrderedDict()
 
     async def page(self, prefix: str, *, start_after: str | None, limit: int) -> ListPage:
         """Return up to *limit* objects after *start_after*; fewer only at the end."""
-        place = self._places.get((prefix, start_after or "")) or _Place(None, skips=start_after is not None)
-        marker, found = place.marker, list[ObjectInfo]()
-        after = (start_after or "").encode() if place.skips else b""
+        asked_at, found = self._now(), list[ObjectInfo]()
+        place = self._places.get((prefix, start_after or ""), _Place(None, None, asked_at))
+        is_fresh = place.end is not None and asked_at - place.asked_at < _FRESH_SECONDS
+        marker = place.end if is_fresh else place.begin
+        after = b"" if is_fresh else (start_after or "").encode()
         while True:
             begun_at = marker
             wanted = _PAGE_LIMIT if after and not found else limit - len(found)
@@ -59,14 +79,11 @@ class Listing:
             found += [info for info in entries if info.key.encode() > after]
             if len(found) >= limit or marker is None:
                 break
-        if len(found) > limit:
-            next_place = _Place(begun_at, skips=True)
-        elif marker is not None:
-            next_place = _Place(marker, skips=False)
-        else:
+        if len(found) <= limit and marker is None:
             return ListPage(tuple(found), None)
         last_key = found[limit - 1].key
-        self._remember(prefix, last_key, next_place)
+        end = marker if len(found) == limit else None
+        self._remember(prefix, last_key, _Place(begun_at, end, asked_at))
         return ListPage(tuple(found[:limit]), last_key)
 
     async def _entries(
