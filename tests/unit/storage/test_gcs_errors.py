@@ -84,6 +84,24 @@ async def test_trouble_of_the_server_is_worth_another_try(status, reason, outcom
 
 
 @pytest.mark.parametrize(
+    ("status", "reason", "is_throttling"),
+    [
+        pytest.param("429 Too Many Requests", "rateLimitExceeded", True, id="throttled"),
+        pytest.param("403 Forbidden", "rateLimitExceeded", True, id="quota"),
+        pytest.param("403 Forbidden", "userRateLimitExceeded", True, id="quota-of-a-user"),
+        pytest.param("503 Service Unavailable", "backendError", True, id="unavailable"),
+        pytest.param("500 Internal Server Error", "backendError", False, id="internal"),
+    ],
+)
+async def test_store_that_asks_for_fewer_requests_is_understood(status, reason, is_throttling):
+    """A quota that is used up is told as throttling, whichever status Google sends for it."""
+    async with store_of(refusing(status, reason)) as store:
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.get("key")
+    assert caught.value.is_throttling is is_throttling
+
+
+@pytest.mark.parametrize(
     ("headers", "expected"),
     [
         pytest.param({"Retry_After": "Fri, 02 Jan 2026 03:04:05 GMT"}, 0, id="past-date"),

@@ -229,7 +229,7 @@ def from_answer(call: Call, answer: GcsResponse) -> TieringError:
             text,
             retry_after_seconds=retry_after_seconds(answer.headers.get("retry-after")),
             outcome_unknown=not is_not_done and call.may_have_effect(),
-            is_throttling=status in THROTTLING_STATUSES,
+            is_throttling=status in THROTTLING_STATUSES or status == HTTPStatus.FORBIDDEN,
         )
     if status == HTTPStatus.BAD_REQUEST and "crc32c" in text.lower():
         return ChecksumRejected(text, key=call.key)
