@@ -133,3 +133,12 @@ async def test_deletes_are_sent_some_at_once():
     async with store_of(handle, max_connections=40) as store:
         await store.delete_many([f"key-{number}" for number in range(40)])
     assert most == 16
+
+
+async def test_entry_of_a_listing_without_a_name_is_refused():
+    """An entry without a name makes the page no listing, and is no object with the key None."""
+    entry = json.loads(document(b""))
+    del entry["name"]
+    async with store_of(answering(json.dumps({"items": [entry]}).encode())) as store:
+        with pytest.raises(StorageUnavailable, match="without a name"):
+            await store.list_page("")

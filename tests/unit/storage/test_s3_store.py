@@ -547,3 +547,64 @@ async def test_server_without_a_date_has_ours(dates):
         assert await store.discard_abandoned_uploads(lambda _: True) == 1
     assert deleted == ["/archive/old"]
     assert abs(info.modified_ms / 1000 - began.timestamp()) < 600
+
+
+@pytest.mark.parametrize("field", ["Key", "Size", "ETag", "LastModified"])
+async def test_entry_of_a_listing_without_a_field_is_refused(field):
+    """An entry that lacks what each object has makes the page no listing. The error allows another try."""
+    page = re.sub(rf"<{field}>.*</{field}>".encode(), b"", listing("a"))
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", page)
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match=f"no {field}"):
+            await store.list_page("")
+
+
+@pytest.mark.parametrize("field", ["Key", "UploadId", "Initiated"])
+async def test_unfinished_upload_without_a_field_is_refused(field):
+    """An upload of which the server does not tell the beginning may be at work: it is not aborted."""
+    upload = "<Key>a</Key><UploadId>one</UploadId><Initiated>2026-01-02T03:04:05Z</Initiated>"
+    page = (
+        '<ListMultipartUploadsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        "<IsTruncated>false</IsTruncated><Upload>"
+        + re.sub(f"<{field}>.*</{field}>", "", upload)
+        + "</Upload>"
+        "</ListMultipartUploadsResult>"
+    )
+    methods = []
+
+    async def handle(exchange: Exchange) -> None:
+        methods.append(exchange.method)
+        await exchange.answer("200 OK", page.encode())
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match=f"no {field}"):
+            await store.discard_abandoned_uploads(lambda _: True)
+    assert methods == ["GET"]
+
+
+async def test_refused_delete_without_a_key_is_told():
+    """A refusal that names no key counts as well."""
+    answer = b"<DeleteResult><Error><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.answer("200 OK", answer)
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageDenied, match="delete in bucket archive: AccessDenied no") as caught:
+            await store.delete_many(["a", "b"])
+    assert "1 of 2 objects were refused" in caught.value.hint
+
+
+@pytest.mark.parametrize("modified", ["Fri, 02 Jan 2026 03:04:05 GMT", "2026-01-02T03:04:05Z"])
+async def test_time_of_an_object_may_have_either_form(modified):
+    """A server that writes Last-Modified as listings do is understood by both ways of sending a request."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", ETag='"v"', Last_Modified=modified)
+
+    async with store_of(handle) as store:
+        assert [(await store.head("key")).modified_ms for _ in range(2)] == [1_767_323_045_000] * 2

@@ -284,7 +284,9 @@ class GcsStore:
         return ListPage(tuple(objects), objects[-1].key if has_more else None)
 
     def _listed(self, call: Call, item: Mapping[str, Any]) -> ObjectInfo:
-        return info_of_document(call, str(item.get("name")).removeprefix(self._prefix), item)
+        if "name" not in item:
+            raise malformed(call, "lists an object without a name")
+        return info_of_document(call, str(item["name"]).removeprefix(self._prefix), item)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """

@@ -18,6 +18,7 @@ import io
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 from botocore.utils import percent_encode
+
+from tieringd.storage.s3.client import parsed_time
 
 if TYPE_CHECKING:
     from aiobotocore.httpsession import AIOHTTPSession
@@ -231,7 +234,7 @@ def _fields(response: Any, *, is_read: bool) -> dict[str, Any]:
         name: headers[header] for name, header in _TEXT_FIELDS.items() if header in headers
     }
     if "last-modified" in headers:
-        fields["LastModified"] = parsedate_to_datetime(headers["last-modified"])
+        fields["LastModified"] = _time(headers["last-modified"])
     if "content-length" in headers:
         fields["ContentLength"] = int(headers["content-length"])
     fields["Metadata"] = {
@@ -243,6 +246,14 @@ def _fields(response: Any, *, is_read: bool) -> dict[str, Any]:
         fields["Body"] = StreamingBody(response.raw, headers.get("content-length"))
     fields["ResponseMetadata"] = {"HTTPStatusCode": response.status_code, "HTTPHeaders": headers}
     return fields
+
+
+def _time(text: str) -> datetime:
+    """Return the time in a header: in HTTP's form, or in one that the SDK reads as well."""
+    try:
+        return parsedate_to_datetime(text)
+    except ValueError:
+        return parsed_time(text)
 
 
 def _text(value: Any) -> str:

@@ -130,9 +130,10 @@ class MultipartUploads:
             )
             now_ms = answered_at_ms(page)
             for upload in page.get("Uploads", ()):
-                age_seconds = now_ms / 1000 - upload["Initiated"].timestamp()
-                if age_seconds >= older_than_seconds and is_ours(upload["Key"]):
-                    await self._discard(upload["Key"], upload["UploadId"])
+                key, upload_id = require(listing, upload, "Key"), require(listing, upload, "UploadId")
+                age_seconds = now_ms / 1000 - require(listing, upload, "Initiated").timestamp()
+                if age_seconds >= older_than_seconds and is_ours(key):
+                    await self._discard(key, upload_id)
                     discarded += 1
             if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
                 return discarded

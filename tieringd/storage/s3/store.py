@@ -451,11 +451,11 @@ class S3Store:
                 parameters["ContinuationToken"] = require(call, answer, "NextContinuationToken")
         objects = tuple(
             ObjectInfo(
-                entry["Key"].removeprefix(self._prefix),
-                entry["Size"],
-                entry["ETag"],
+                require(call, entry, "Key").removeprefix(self._prefix),
+                require(call, entry, "Size"),
+                require(call, entry, "ETag"),
                 None,
-                milliseconds(entry["LastModified"]),
+                milliseconds(require(call, entry, "LastModified")),
             )
             for entry in entries
         )
@@ -481,7 +481,7 @@ class S3Store:
         errors = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
         if errors:
             first = errors[0]
-            call.key = first["Key"].removeprefix(self._prefix)
+            call.key = first.get("Key", self._prefix).removeprefix(self._prefix) or None
             error = from_answer(call, {"Error": first})
             error.hint = f"{len(errors)} of {len(keys)} objects were refused; {error.hint or 'try again'}"
             raise error
