@@ -69,6 +69,21 @@ def require(call: Call, answer: Mapping[str, Any], name: str) -> Any:
     )
 
 
+def require_whole(call: Call, received_bytes: int, headers: Mapping[str, str]) -> None:
+    """
+    Check that a body is whole. *headers* are found by names in lower case.
+
+    Raises:
+        StorageUnavailable: It ended early, or nothing tells where it ends.
+    """
+    if "content-length" not in headers and "chunked" in headers.get("transfer-encoding", "").lower():
+        # The HTTP client has seen the last chunk, which marks the end.
+        return
+    expected_bytes = int(require(call, headers, "content-length"))
+    if received_bytes != expected_bytes:
+        raise StorageUnavailable(f"{call.subject}: received {received_bytes} of {expected_bytes} bytes")
+
+
 def retry_after_seconds(value: str | None) -> float | None:
     """Return the seconds that a Retry-After header (seconds, or a date) asks for; None if unreadable."""
     if value is None:

@@ -23,7 +23,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.base import Take
-from tieringd.storage.calls import Call
+from tieringd.storage.calls import Call, require_whole
 from tieringd.storage.ranges import Windows
 from tieringd.storage.threads import finished
 from tieringd.storage.tls_transport import TlsTransport, receive_lent
@@ -53,10 +53,12 @@ RECEIVE_FROM_BYTES = 1 << 20
 
 
 def ranged(
-    call: Call, data: bytes, *, status: int, content_range: str | None, position: int, size_bytes: int
+    call: Call, data: bytes, *, status: int, headers: Mapping[str, str], position: int, size_bytes: int
 ) -> bytes:
     """
     Return the bytes of the object from *position*, at most *size_bytes*.
+
+    *headers* are found by names in lower case.
 
     Raises:
         StorageUnavailable: The response holds other bytes, fewer or more.
@@ -65,7 +67,9 @@ def ranged(
         return b""
     if status != HTTPStatus.PARTIAL_CONTENT:
         # A server may send the whole object instead.
+        require_whole(call, len(data), headers)
         return data[position : position + size_bytes]
+    content_range = headers.get("content-range")
     require_range(call, len(data), content_range=content_range, position=position, size_bytes=size_bytes)
     return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -128,3 +129,43 @@ async def test_head_without_a_length_is_refused():
         source = JoinSource("key", 7, 0)
         with pytest.raises(StorageUnavailable, match="no Content-Length"):
             await store.join("joined", [source], crc32c=0)
+
+
+async def test_body_that_ends_with_its_connection_is_refused():
+    """A body without length and chunks may have been cut anywhere. The error names the proxies."""
+
+    async def handle(exchange: Exchange) -> None:
+        exchange.writer.write(b'HTTP/1.1 200 OK\r\nETag: "v"\r\nConnection: close\r\n\r\n01234')
+        await exchange.writer.drain()
+        exchange.writer.close()
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="no content-length") as caught:
+            await store.get("key")
+        assert "proxies" in caught.value.hint
+        with pytest.raises(StorageUnavailable, match="no content-length"):
+            await store.get_range("key", position=3, size_bytes=4)
+
+
+async def test_body_in_chunks_is_read():
+    """A body in chunks has no length, and the last chunk tells that it is whole."""
+
+    async def handle(exchange: Exchange) -> None:
+        head = 'HTTP/1.1 200 OK\r\nETag: "v"\r\nTransfer-Encoding: chunked\r\n\r\n'
+        exchange.writer.write(f"{head}5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n".encode())
+        await exchange.writer.drain()
+
+    async with store_of(handle) as store:
+        assert (await store.get("key"))[0] == b"0123456789"
+        assert await store.get_range("key", position=3, size_bytes=4) == b"3456"
+
+
+async def test_time_that_cannot_be_read_is_ours():
+    """A blob whose Last-Modified cannot be read has ours, as one without."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", ETag='"v"', Last_Modified="yesterday")
+
+    began = time.time()
+    async with store_of(handle) as store:
+        assert (await store.head("key")).modified_ms >= int(began * 1000)

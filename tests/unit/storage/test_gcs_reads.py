@@ -142,3 +142,34 @@ async def test_entry_of_a_listing_without_a_name_is_refused():
     async with store_of(answering(json.dumps({"items": [entry]}).encode())) as store:
         with pytest.raises(StorageUnavailable, match="without a name"):
             await store.list_page("")
+
+
+async def test_body_that_ends_with_its_connection_is_refused():
+    """A body without length and chunks may have been cut anywhere. The error names the proxies."""
+
+    async def handle(exchange: Exchange) -> None:
+        head = "HTTP/1.1 200 OK\r\nx-goog-generation: 7\r\nLast-Modified: Fri, 02 Jan 2026 03:04:05 GMT\r\n"
+        exchange.writer.write(f"{head}Connection: close\r\n\r\n01234".encode())
+        await exchange.writer.drain()
+        exchange.writer.close()
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="no content-length") as caught:
+            await store.get("key")
+        assert "proxies" in caught.value.hint
+        with pytest.raises(StorageUnavailable, match="no content-length"):
+            await store.get_range("key", position=3, size_bytes=4)
+
+
+async def test_body_in_chunks_is_read():
+    """A body in chunks has no length, and the last chunk tells that it is whole."""
+
+    async def handle(exchange: Exchange) -> None:
+        head = "HTTP/1.1 200 OK\r\nx-goog-generation: 7\r\nLast-Modified: Fri, 02 Jan 2026 03:04:05 GMT\r\n"
+        body = "Transfer-Encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n"
+        exchange.writer.write(f"{head}{body}".encode())
+        await exchange.writer.drain()
+
+    async with store_of(handle) as store:
+        assert (await store.get("key"))[0] == b"0123456789"
+        assert await store.get_range("key", position=3, size_bytes=4) == b"3456"

@@ -169,7 +169,7 @@ async def test_object_that_ends_with_its_connection_is_refused():
 
     async with store_of(handle) as store:
         for _ in range(WAYS):
-            with pytest.raises(StorageUnavailable, match="no ContentLength") as caught:
+            with pytest.raises(StorageUnavailable, match="no content-length") as caught:
                 await store.get("key")
             assert "proxies" in caught.value.hint
 
@@ -184,3 +184,15 @@ async def test_head_without_a_length_is_refused():
         for _ in range(WAYS):
             with pytest.raises(StorageUnavailable, match="no ContentLength"):
                 await store.head("key")
+
+
+async def test_range_that_ends_with_its_connection_is_read(read):
+    """A range without length and chunks is whole if it has what its Content-Range tells."""
+
+    async def handle(exchange: Exchange) -> None:
+        await send(
+            exchange, "206 Partial Content", b"3456", "Connection: close", "Content-Range: bytes 3-6/10"
+        )
+        exchange.writer.close()
+
+    assert await read(handle, position=3, size_bytes=4) == b"3456"

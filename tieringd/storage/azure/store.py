@@ -39,7 +39,7 @@ from tieringd.storage.azure.azure_requests import AzureResponse, Requests, is_en
 from tieringd.storage.azure.body import CheckedBody, md5_of
 from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.azure.joining import BlockCopies
-from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
+from tieringd.storage.azure.listing import Listing, parse_crc32c
 from tieringd.storage.base import (
     Body,
     Condition,
@@ -50,9 +50,10 @@ from tieringd.storage.base import (
     ListPage,
     ObjectInfo,
 )
-from tieringd.storage.calls import require
+from tieringd.storage.calls import require, require_whole
 from tieringd.storage.receive import ranged
 from tieringd.storage.store_settings import AzureSettings
+from tieringd.storage.store_times import date_ms
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})
@@ -272,6 +273,7 @@ class AzureStore:
         """Return an object whole. Its checksum is verified if the blob has one."""
         call = AzureCall("get", self._container, key)
         answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
+        require_whole(call, len(answer.data), answer.headers)
         info = _info(call, key, answer.headers, size_bytes=len(answer.data))
         if info.crc32c is not None and await _crc32c(answer.data) != info.crc32c:
             raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
@@ -289,7 +291,7 @@ class AzureStore:
             call,
             answer.data,
             status=answer.status,
-            content_range=answer.headers.get("Content-Range"),
+            headers=answer.headers,
             position=position,
             size_bytes=size_bytes,
         )
@@ -419,8 +421,7 @@ def _stored(call: AzureCall, key: str, size_bytes: int, answer: AzureResponse, c
 
 
 def _modified_ms(headers: Mapping[str, str]) -> int:
-    moment = headers.get("Last-Modified")
-    return parse_date_ms(moment) if moment else wall_clock_ms()
+    return date_ms(headers.get("Last-Modified")) or wall_clock_ms()
 
 
 def _base64(data: bytes) -> str:

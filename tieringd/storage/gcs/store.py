@@ -36,7 +36,7 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.body import FileBody
-from tieringd.storage.calls import Call
+from tieringd.storage.calls import Call, require_whole
 from tieringd.storage.gcs.client import GcsClient, RelatedBody
 from tieringd.storage.gcs.gcs_responses import (
     LISTED_FIELDS,
@@ -224,6 +224,7 @@ class GcsStore:
         """Return an object whole. Its checksum is verified if the server knows one."""
         call = Call("get", self._bucket, key)
         answer = await self._client.request(call, "GET", self._url(key), params={"alt": "media"})
+        require_whole(call, len(answer.body), answer.headers)
         info = info_of_media(call, key, answer)
         body = answer.body
         if info.crc32c is not None and await in_thread_if_large(len(body), crc32c_of, body) != info.crc32c:
@@ -248,7 +249,7 @@ class GcsStore:
             call,
             answer.body,
             status=answer.status,
-            content_range=answer.headers.get("content-range"),
+            headers=answer.headers,
             position=position,
             size_bytes=size_bytes,
         )

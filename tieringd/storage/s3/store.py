@@ -12,7 +12,7 @@ NO_PROXY).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -33,7 +33,7 @@ from tieringd.storage.base import (
     Take,
 )
 from tieringd.storage.body import FileBody
-from tieringd.storage.calls import Call, require
+from tieringd.storage.calls import Call, require, require_whole
 from tieringd.storage.ranges import Windows
 from tieringd.storage.receive import ranged, receive, receive_in_windows, require_range
 from tieringd.storage.s3.client import USER_AGENT, OneTrySession, check, open_client
@@ -56,26 +56,6 @@ _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 
 _ANSWERED_EARLY = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations whose responses begin, with their Date header, minutes before they end."""
-
-
-async def read_whole(
-    call: Call, answer: dict[str, Any], *, executor: Executor, stall_seconds: float
-) -> bytes:
-    """Read a response's body; raise `StorageUnavailable` if it ended early."""
-    async with answer["Body"] as stream:
-        data = await receive(stream.raw_stream, executor=executor, stall_seconds=stall_seconds)
-    _require_length(call, len(data), answer)
-    return data
-
-
-def _require_length(call: Call, received_bytes: int, answer: dict[str, Any]) -> None:
-    """Raise `StorageUnavailable` if a body ended early, or if nothing tells where it ends."""
-    if "ContentLength" not in answer and "chunked" in _headers(answer).get("transfer-encoding", "").lower():
-        # The HTTP client has seen the last chunk, which marks the end.
-        return
-    expected_bytes = require(call, answer, "ContentLength")
-    if received_bytes != expected_bytes:
-        raise StorageUnavailable(f"{call.subject}: received {received_bytes} of {expected_bytes} bytes")
 
 
 def _headers(answer: dict[str, Any]) -> Mapping[str, str]:
@@ -325,7 +305,8 @@ class S3Store:
             answer = await self._requests.get_object(
                 Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
             )
-            data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
+            data = await self._body(answer)
+            require_whole(call, len(data), _headers(answer))
         info = info_of(call, key, answer, size_bytes=len(data))
         if info.crc32c is not None and await in_thread_if_large(len(data), crc32c_of, data) != info.crc32c:
             raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
@@ -385,7 +366,7 @@ class S3Store:
                 executor=self._readers,
                 stall_seconds=self._stall_seconds,
             )
-        _require_length(call, received_bytes, answer)
+        require_whole(call, received_bytes, _headers(answer))
         return received_bytes
 
     async def _ask_range(self, key: str, position: int, size_bytes: int) -> dict[str, Any]:
@@ -393,15 +374,20 @@ class S3Store:
         return await self._requests.get_object(**self._place_of(key), Range=f"bytes={position}-{last}")
 
     async def _whole_range(self, call: Call, answer: dict[str, Any], position: int, size_bytes: int) -> bytes:
-        data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
         return ranged(
             call,
-            data,
+            await self._body(answer),
             status=answer["ResponseMetadata"]["HTTPStatusCode"],
-            content_range=answer.get("ContentRange"),
+            headers=_headers(answer),
             position=position,
             size_bytes=size_bytes,
         )
+
+    async def _body(self, answer: dict[str, Any]) -> bytes:
+        async with answer["Body"] as stream:
+            return await receive(
+                stream.raw_stream, executor=self._executor, stall_seconds=self._stall_seconds
+            )
 
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size, version and checksum."""
