@@ -268,9 +268,11 @@ class Archiver(LeadershipLogger):
         """
         Let the next step trim durable segments before *next_offset*, because the disk needs room.
 
-        *age_ms* is how long ago the disk was measured.
+        *age_ms* is how long ago the disk was measured. A step that waits in the upload queue goes on to its
+        trim.
         """
         self._trimmer.request_space(next_offset, age_ms=age_ms)
+        self._uploader.withdraw_waiting()
         self._rests_on = None
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:
@@ -303,7 +305,8 @@ class Archiver(LeadershipLogger):
         """
         Upload and commit one batch of eligible segments, then trim, commit queued changes, and expire.
 
-        A trim takes only durable segments. Queued changes and expiry wait for a step without a failed upload.
+        A trim takes only durable segments. Where the disk needs room it comes before the uploads, which may
+        wait for hours. Queued changes and expiry wait for a step without a failed upload.
 
         Raises:
             FencedError: Another writer owns the partition now.
@@ -359,16 +362,17 @@ class Archiver(LeadershipLogger):
 
         gap, plan_holds = self._gaps.missing(plan, seen)
         uploaded, gaps, failure = 0, 0, None
-        if plan_holds:
-            stored, uploaded, gaps, failure = await self._upload(stored, gap, slices, seen)
         trimmed = expired = 0
-        if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
+        needs_room = self._trimmer.cloud_gc_offset is not None
+        if needs_room:
+            stored, trimmed = await self._trim(stored, seen)
+        if plan_holds and not trimmed:
+            # A trim makes the observation obsolete, so the uploads wait for the next one.
+            stored, uploaded, gaps, failure = await self._upload(stored, gap, slices, seen)
+        if not needs_room and (failure is None or isinstance(failure, _STORE_ERRORS)):
             # Durable segments may be trimmed even when the upload failed at the store: a full or
             # unreachable store makes local room more urgent.
-            stored, trimmed_by = await self._hint.step(stored, seen)
-            if not await self._awaits_users_start(stored.existing, seen):
-                trimmed = await self._trimmer.trim(trimmed_by, seen)
-                stored = self._claim.newest(stored)
+            stored, trimmed = await self._trim(stored, seen)
         version_before = stored.version
         if failure is None:
             stored = await self._changes.commit_all(stored)
@@ -397,6 +401,16 @@ class Archiver(LeadershipLogger):
             fault=self.quarantine_fault,
             needs_another_scan=bool(plan.slices) and not plan_holds,
         )
+
+    async def _trim(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
+        """Trim what is durable; return the stored manifest after that, and the number of segments."""
+        if self._quarantine.fault:
+            return stored, 0
+        stored, trimmed_by = await self._hint.step(stored, seen)
+        if await self._awaits_users_start(stored.existing, seen):
+            return stored, 0
+        trimmed = await self._trimmer.trim(trimmed_by, seen)
+        return self._claim.newest(stored), trimmed
 
     async def _current(self, seen: Observation) -> StoredManifest:
         return await self._claim.current(

@@ -83,6 +83,8 @@ class CopyRequest:
     """Decides the order at the gate."""
     before_put: Callable[[], None] = lambda: None
     """Called before each object is stored; may raise to prevent that."""
+    on_begun: Callable[[], None] = lambda: None
+    """Called when the gate has let the copy begin. Before that, cancelling the copy loses no work."""
     final_holes: Collection[Hole] = ()
     """The holes of `local_log` that a second observation has confirmed."""
     bytes_below: int | None = None
@@ -139,6 +141,7 @@ class SegmentCopier:
             urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
             expect_checks(self._gate.waiting_bytes + segment.size_bytes)
             async with self._gate.upload(partition, segment.size_bytes, urgency):
+                request.on_begun()
                 file = await in_thread_or(OpenSegment.close, partial(self._layout.open, segment))
                 try:
                     return await self._copy_open_file(file, request)

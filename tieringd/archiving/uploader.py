@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
@@ -108,16 +109,21 @@ class LeadershipConfirmation:
 
 _UNLIMITED: Final = LeadershipConfirmation()
 
+_Copy: TypeAlias = asyncio.Task[CopiedSegment | TieringError | None]
+
 
 class Uploader:
     """Upload one partition's segments as long as this broker is known to lead it."""
 
-    __slots__ = ("_confirmation", "_leadership", "_remote_log")
+    __slots__ = ("_confirmation", "_leadership", "_remote_log", "_waiting", "_withdrawn")
 
     def __init__(self, leadership: Leadership, remote_log: RemoteLog) -> None:
         self._leadership = leadership
         self._remote_log = remote_log
         self._confirmation = _UNLIMITED
+        self._waiting: list[_Copy] = []
+        """The copies of the current call that the gate has not let begin yet."""
+        self._withdrawn: list[_Copy] = []
 
     def confirm_leadership(self, confirmation: LeadershipConfirmation) -> None:
         """Note that the cluster names this broker the leader, as long as *confirmation* says so."""
@@ -127,6 +133,17 @@ class Uploader:
     def is_confirmed(self) -> bool:
         """Say whether a recent round has seen this broker as the partition's leader."""
         return asyncio.get_running_loop().time() <= self._confirmation.until
+
+    def withdraw_waiting(self) -> None:
+        """
+        Take the uploads that have not begun out of the gate's queue: `upload` ends without them.
+
+        What has begun goes on, and is waited for.
+        """
+        withdrawn, self._waiting = self._waiting, []
+        self._withdrawn += withdrawn
+        for task in withdrawn:
+            task.cancel()
 
     async def upload(
         self,
@@ -144,30 +161,52 @@ class Uploader:
         """
         if not slices:
             return UploadOutcome()
-        outcomes = await self._copy_all(
-            CopyRequest(self._leadership, local_log, part, urgency, self._require_leadership, final_holes)
-            for part in slices
+        request = partial(
+            CopyRequest,
+            self._leadership,
+            local_log,
+            urgency=urgency,
+            before_put=self._require_leadership,
+            final_holes=final_holes,
         )
+        outcomes = await self._copy_all(request, slices)
         copies = [outcome if isinstance(outcome, CopiedSegment) else None for outcome in outcomes]
         count = admissible_prefix([copy.remote if copy else None for copy in copies], next_offset=next_offset)
         admitted = tuple(copy for copy in copies[:count] if copy is not None)
         for part, outcome in zip(slices[count:], outcomes[count:], strict=True):
+            if outcome is None:
+                # It was withdrawn, or had nothing to copy. What failed behind it is not the next one yet.
+                break
             if isinstance(outcome, TieringError):
                 return UploadOutcome(admitted, outcome, part)
         return UploadOutcome(admitted)
 
-    async def _copy_all(self, requests: Iterable[CopyRequest]) -> list[CopiedSegment | TieringError | None]:
-        """Copy each slice; a failure becomes a result, so that neighbouring slices can still be committed."""
+    async def _copy_all(
+        self, request: Callable[..., CopyRequest], slices: Sequence[SegmentSlice]
+    ) -> list[CopiedSegment | TieringError | None]:
+        """
+        Copy each slice; None for one that was withdrawn.
 
-        async def copy(request: CopyRequest) -> CopiedSegment | TieringError | None:
+        A failure becomes a result, so that neighbouring slices can still be committed.
+        """
+
+        async def copy(part: SegmentSlice) -> CopiedSegment | TieringError | None:
+            task = asyncio.current_task()
+            assert task is not None, "copying happens in a task"
+            begun = partial(self._waiting.remove, task)
             try:
-                return await self._remote_log.copy_segment(request)
+                return await self._remote_log.copy_segment(request(part, on_begun=begun))
             except TieringError as error:
                 return error
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(copy(request)) for request in requests]
-        return [task.result() for task in tasks]
+        self._withdrawn = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(copy(part)) for part in slices]
+                self._waiting = list(tasks)
+        finally:
+            self._waiting = []
+        return [None if task in self._withdrawn else task.result() for task in tasks]
 
     def _require_leadership(self) -> None:
         """

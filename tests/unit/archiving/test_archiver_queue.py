@@ -1,0 +1,132 @@
+"""Steps whose uploads wait in the gate's queue, as under a limit: what must not wait with them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fakes.archive import archiver_of, observed
+from tests.fakes.daemons import Daemon
+from tests.fakes.manifests import bases
+from tests.fakes.virtual_loop import virtually
+from tieringd.model.partition import Leadership
+from tieringd.policies.upload_control import UploadPace
+
+FULL_PACE = UploadPace(4, None)
+ONE_BYTE_PER_SECOND = UploadPace(4, None, limit_bytes_per_second=1)
+
+
+@pytest.fixture
+def archiver(writer, archive, broker, metrics, clock):
+    return archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock)
+
+
+def limit_uploads(archive) -> None:
+    """Let one upload begin, and no other for an hour or more."""
+    archive.gate.set_pace(ONE_BYTE_PER_SECOND)
+
+
+async def settle() -> None:
+    await asyncio.sleep(1)
+
+
+@virtually
+async def test_trim_for_a_full_disk_passes_the_upload_queue(tmp_path, store, writers):
+    """A request for room reaches a step that waits in the queue; what was durable goes at once."""
+    for writer in writers:
+        for _ in range(4):
+            writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        durable = daemon.archived()
+        limit_uploads(daemon.archive)
+        for writer in writers:
+            for _ in range(8):
+                writer.closed_segment()
+        await daemon.round()
+        assert daemon.archive.gate.waiting_uploads
+        for writer in writers:
+            daemon.reconciler.request_space(Leadership(writer.identified, 0), writer.bases[-1])
+        await settle()
+        assert all(writer.bases_on_disk[0] > durable[str(writer.name)][-1] for writer in writers)
+        await daemon.round()
+        assert daemon.archive.gate.waiting_uploads, "they have asked again"
+        daemon.archive.gate.set_pace(FULL_PACE)
+        await daemon.round()
+        assert daemon.archived() == {str(writer.name): writer.bases[:-1] for writer in writers}
+
+
+@virtually
+async def test_trim_that_was_asked_for_comes_before_the_queue(writer, archive, archiver, broker):
+    """A step that knows of a full disk trims before it waits for an upload."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    limit_uploads(archive)
+    for _ in range(4):
+        writer.closed_segment()
+    archiver.request_space(writer.bases[-1])
+    step = asyncio.create_task(archiver.step(observed(writer)))
+    await settle()
+    assert broker.trims == [(writer.name, writer.bases[1])]
+    assert (await step).trimmed == 1
+
+
+@virtually
+async def test_trim_that_was_refused_holds_no_upload_up(writer, archiver, store, broker):
+    """A request for room that no trim can serve leaves the uploads as they are."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    broker.denied.add("orders")
+    archiver.request_space(writer.bases[-1])
+    assert (await archiver.step(observed(writer))).uploaded == 1
+    assert len(broker.trims) == 1
+    assert bases(store, writer) == writer.bases[:-1]
+
+
+@virtually
+async def test_upload_under_way_is_waited_for_and_committed(writer, archive, archiver, store):
+    """Only uploads that have not begun are taken out of the queue. They are asked for again."""
+    store.latency_seconds = 5.0
+    await archiver.step(observed(writer))
+    limit_uploads(archive)
+    for _ in range(4):
+        writer.closed_segment()
+    step = asyncio.create_task(archiver.step(observed(writer)))
+    await settle()
+    assert (archive.gate.uploads_in_flight, archive.gate.waiting_uploads) == (1, 3)
+    archiver.request_space(writer.bases[-1])
+    await settle()
+    assert (archive.gate.uploads_in_flight, archive.gate.waiting_uploads) == (1, 0)
+    assert (await step).uploaded == 1
+    assert bases(store, writer) == writer.bases[:1]
+    archive.gate.set_pace(FULL_PACE)
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+    assert bases(store, writer) == writer.bases[:-1]
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize("awaits", range(1, 20))
+@virtually
+async def test_request_for_room_at_any_moment_leaves_the_gate_whole(
+    writer, archive, archiver, store, *, awaits, cancels
+):
+    """Uploads taken out of the queue hold no slot, also where the step is cancelled in the same moment."""
+    archive.gate.set_pace(UploadPace(1, None))
+    for _ in range(3):
+        writer.closed_segment()
+    step = asyncio.create_task(archiver.step(observed(writer)))
+    for _ in range(awaits):
+        await asyncio.sleep(0)
+    archiver.request_space(writer.bases[-1])
+    if cancels:
+        step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    assert step.cancelled() == cancels
+    assert (archive.gate.uploads_in_flight, archive.gate.waiting_uploads) == (0, 0)
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+    assert bases(store, writer) == writer.bases[:-1]
