@@ -29,6 +29,7 @@ from tieringd.archiving.share_groups import ShareGroups
 from tieringd.broker.base import Broker
 from tieringd.errors import (
     BrokerDenied,
+    CorruptDataError,
     LocalFileError,
     ObjectNotFound,
     RetryableError,
@@ -60,8 +61,8 @@ PUT_OFF_MS = 60_000
 """How long a trim that did not happen for a reason that passes waits, if nothing else brings another step."""
 DIFFERS_MS = 3_600_000
 """
-How long a file that differs from its stored copy is not read again. A trim of it may be due in each round,
-and a file may have a gigabyte.
+How long a file that differs from its stored copy, or whose copy is damaged, is not read again. A trim of it
+may be due in each round, and a file may have a gigabyte.
 """
 STALE_SCAN_SECONDS = 60.0
 """
@@ -216,7 +217,7 @@ class Trimmer(PartitionLogger):
         """Whether the last trim did not happen for a reason that passes by itself, as a broker's refusal."""
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._differs: tuple[TrimCandidate, int] | None = None
-        """The last candidate that differed from its stored copy, and until when it counts as such."""
+        """The last candidate with other bytes than its copy, or a damaged copy, and until when it counts."""
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf
         self._failure = ""
@@ -417,6 +418,16 @@ class Trimmer(PartitionLogger):
         except (LocalFileError, StorageUnavailable, ObjectNotFound) as error:
             self.is_put_off = True
             self._log.warning("segment cannot be compared before a trim", error=str(error))
+            return False
+        except CorruptDataError as error:
+            # Nothing proves that the archive has these bytes. The rest of the step does not need the proof.
+            self._differs = candidate, self._steady_ms() + DIFFERS_MS
+            self._log.error(
+                "stored copy of a local segment is damaged; the segment is not trimmed",
+                base_offset=local.base_offset,
+                path=local.path,
+                error=str(error),
+            )
             return False
         if difference:
             self._differs = candidate, self._steady_ms() + DIFFERS_MS

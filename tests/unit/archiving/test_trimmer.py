@@ -9,18 +9,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.archive import SHARE_GROUP_HOLD_MS, archive_in, archived, archiver_of, observed
-from tests.fakes.broker import broker_unavailable
+from tests.fakes.broker import FakeBroker, broker_unavailable
+from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.store import rot
 from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.claim import ended
 from tieringd.archiving.share_groups import FRESH_SECONDS, ShareGroups
 from tieringd.archiving.trimmer import (
     DENIED_PAUSE_MS,
+    DIFFERS_MS,
     SPACE_REQUEST_GOOD_MS,
     STALE_SCAN_SECONDS,
     Trimmer,
 )
 from tieringd.errors import BrokerDenied, LocalFileError
+from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.partition import Leadership
 from tieringd.policies.local_hint import plan_hint
+from tieringd.policies.total_retention import RetentionPace, TotalRetention
 
 
 async def always() -> bool:
@@ -511,3 +518,55 @@ async def test_what_was_proved_is_remembered_while_it_is_on_disk(writer, archive
             writer.drop_head()
     await archiver.step(observed(writer))
     assert len(archiver._trimmer._proved) <= 2
+
+
+class NoChange:
+    """A change of the manifest that its step has only to come to."""
+
+    async def commit(self, claim, stored):
+        return stored
+
+
+@pytest.fixture
+async def elsewhere(tmp_path, archive):
+    """Archive a log of segments with two records, and return another replica's, which cut them elsewhere."""
+    first, second = LogWriter(tmp_path / "first"), LogWriter(tmp_path / "second")
+    for writer, last_records in ((first, {1, 3, 5}), (second, {0, 2, 4, 5})):
+        for record in range(6):
+            writer.append()
+            if record in last_records:
+                writer.roll()
+    await archived(first, archive)
+    second.begin_epoch(1)
+    return second
+
+
+@pytest.mark.parametrize("key_of", [data_key, index_key])
+async def test_damaged_stored_copy_puts_off_the_trim_and_nothing_else(
+    elsewhere, store, archive, clock, key_of
+):
+    """A step goes on to retention and offers; the damaged object is read and named once an hour."""
+    (first, *_) = stored_manifest(store, elsewhere).segments
+    key = key_of(elsewhere.identified, first)
+    rot(store, key)
+
+    def reads_of(key):
+        return [one for one, of in store.requests if of == key and one != "put"]
+
+    broker = FakeBroker(elsewhere)
+    archiver = archiver_of(elsewhere, archive, broker, now_ms=clock)
+    with capture_logs() as lines:
+        for _ in range(3):
+            offer = archiver.offer(NoChange())
+            await archiver.step(observed(elsewhere, target_bytes=0))
+            assert await ended(offer)
+        assert len(reads_of(key)) == 1
+        clock.now_ms += DIFFERS_MS
+        await archiver.step(observed(elsewhere, target_bytes=0))
+    assert len([one for one in lines if "is damaged; the segment is not trimmed" in one["event"]]) == 2
+    assert broker.trims == []
+    retention = {"total": TotalRetention(None, 1), "retention_pace": RetentionPace(1000, 1000)}
+    for _ in range(2):
+        clock.now_ms += 1000
+        await archiver.step(observed(elsewhere, target_bytes=0, **retention))
+    assert first.base_offset not in bases(store, elsewhere)
