@@ -35,6 +35,10 @@ REFRESH_INTERVAL_MS = 60_000
 """How old a followed manifest may become before it is read again."""
 REFRESHES_PER_STEP = 200
 """Requests of one step, so that ten thousand followed partitions cause a steady trickle of requests."""
+FAILURES_IN_A_ROW = 3
+"""
+Manifests that may fail one after another before a step ends: then it is the store, and not these manifests.
+"""
 
 DECISIONS_INTERVAL_SECONDS = 3600.0
 """How often operators' decisions are searched for that a process left when it ended."""
@@ -54,7 +58,7 @@ class FollowedManifests:
         self._manifests = manifests
         self._steady_ms = steady_ms
         self._known: dict[TopicIdPartition, StoredManifest] = {}
-        self._refreshed_at_ms: dict[TopicIdPartition, int] = {}
+        self._asked_at_ms: dict[TopicIdPartition, int] = {}
 
     def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
         """Return a partition's manifest as last read; None when none was found or read."""
@@ -66,29 +70,43 @@ class FollowedManifests:
         return self._known.get(partition)
 
     async def step(self, followed: Collection[TopicIdPartition]) -> int:
-        """Refresh those of *followed* whose copy is oldest; return how many were read."""
-        for gone in self._refreshed_at_ms.keys() - set(followed):
-            del self._refreshed_at_ms[gone]
+        """Refresh those of *followed* that were asked for the longest ago; return how many were read."""
+        for gone in self._asked_at_ms.keys() - set(followed):
+            del self._asked_at_ms[gone]
             self._known.pop(gone, None)
         now_ms = self._steady_ms()
         due = [
             one
             for one in followed
-            if now_ms - self._refreshed_at_ms.get(one, -REFRESH_INTERVAL_MS) >= REFRESH_INTERVAL_MS
+            if now_ms - self._asked_at_ms.get(one, -REFRESH_INTERVAL_MS) >= REFRESH_INTERVAL_MS
         ]
-        due.sort(key=lambda one: self._refreshed_at_ms.get(one, 0))
-        refreshed = 0
+        due.sort(key=lambda one: self._asked_at_ms.get(one, 0))
+        refreshed = failed_in_a_row = 0
+        failed: list[tuple[TopicIdPartition, TieringError]] = []
         for partition in due[:REFRESHES_PER_STEP]:
+            # Noted also for one that fails: otherwise it would come before all others in each step.
+            self._asked_at_ms[partition] = now_ms
             try:
                 known = self._known.get(partition)
                 self._known[partition] = await self._manifests.refreshed(partition, known)
             except CorruptDataError as error:
                 log.error("followed manifest is damaged", partition=str(partition), error=str(error))  # noqa: TRY400 its text is enough
             except TieringError as error:
-                log.warning("followed manifests are not fresh", partition=str(partition), error=str(error))
-                break
-            self._refreshed_at_ms[partition] = now_ms
+                failed.append((partition, error))
+                failed_in_a_row += 1
+                if failed_in_a_row == FAILURES_IN_A_ROW:
+                    break
+                continue
             refreshed += 1
+            failed_in_a_row = 0
+        if failed:
+            partition, first_error = failed[0]
+            log.warning(
+                "followed manifests are not fresh",
+                manifests=len(failed),
+                partition=str(partition),
+                error=str(first_error),
+            )
         return refreshed
 
 

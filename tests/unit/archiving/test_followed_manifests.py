@@ -11,8 +11,13 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import Clock
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archiving.manifest_upkeep import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, FollowedManifests
-from tieringd.errors import CorruptDataError, StorageUnavailable
+from tieringd.archiving.manifest_upkeep import (
+    FAILURES_IN_A_ROW,
+    REFRESH_INTERVAL_MS,
+    REFRESHES_PER_STEP,
+    FollowedManifests,
+)
+from tieringd.errors import CorruptDataError, StorageDenied, StorageUnavailable
 
 if TYPE_CHECKING:
     from tieringd.errors import TieringError
@@ -140,19 +145,42 @@ async def test_follower_refreshes_first_what_it_knows_least_of(followed_manifest
 
 
 async def test_follower_keeps_what_it_knows_while_the_store_is_away(followed_manifests, manifests, clock):
-    """An old copy is better than none. The step ends at the first failure, which is logged."""
-    await commit(manifests, stored([remote(0, 9)]))
-    await followed_manifests.step([PARTITION, TWO])
+    """An old copy is better than none. The step ends after some failures in a row, and logs the first."""
+    many = [replace(PARTITION, partition=number) for number in range(10)]
+    await commit(manifests, replace(stored([remote(0, 9)]), partition=many[0]))
+    await followed_manifests.step(many)
     clock.now_ms += REFRESH_INTERVAL_MS
     manifests.asked.clear()
-    manifests.faults = dict.fromkeys((PARTITION, TWO), StorageUnavailable("the store does not answer"))
+    manifests.faults = dict.fromkeys(many, StorageUnavailable("the store does not answer"))
     with capture_logs() as lines:
-        assert await followed_manifests.step([PARTITION, TWO]) == 0
-    assert followed_manifests.manifest(PARTITION).next_offset == 10
-    assert len(manifests.asked) == 1
-    assert [each["event"] for each in lines] == ["followed manifests are not fresh"]
+        assert await followed_manifests.step(many) == 0
+    assert followed_manifests.manifest(many[0]).next_offset == 10
+    assert manifests.asked == many[:FAILURES_IN_A_ROW]
+    told = [(each["event"], each["manifests"], each["partition"]) for each in lines]
+    assert told == [("followed manifests are not fresh", FAILURES_IN_A_ROW, str(many[0]))]
     manifests.faults.clear()
-    assert await followed_manifests.step([PARTITION, TWO]) == 2, "it is due at once when the store is back"
+    others = len(many) - FAILURES_IN_A_ROW
+    assert await followed_manifests.step(many) == others, "they are due at once when the store is back"
+    clock.now_ms += REFRESH_INTERVAL_MS
+    assert await followed_manifests.step(many) == len(many)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StorageDenied("403 for this object alone"), StorageUnavailable("too large for its deadline")],
+)
+async def test_follower_passes_over_a_manifest_that_always_fails(followed_manifests, manifests, clock, error):
+    """A manifest that fails is asked for once a minute, and those behind it are refreshed."""
+    many = [replace(PARTITION, partition=number) for number in range(5)]
+    for one in many:
+        await commit(manifests, replace(stored([remote(0, 9)]), partition=one))
+    manifests.faults = {many[0]: error}
+    steps = 6
+    for _ in range(2 * steps):
+        await followed_manifests.step(many)
+        clock.now_ms += REFRESH_INTERVAL_MS // steps
+    assert [followed_manifests.manifest(one) is not None for one in many] == [False, True, True, True, True]
+    assert manifests.asked == [*many, *many]
 
 
 async def test_follower_counts_what_it_refreshed_before_the_store_went_away(followed_manifests, manifests):
