@@ -237,9 +237,12 @@ class Trimmer(PartitionLogger):
     @property
     def cloud_gc_offset(self) -> int | None:
         """Return the offset up to which the disk needs room now; None if it does not."""
-        if self._space_request is None or self._steady_ms() > self._space_request[1]:
-            return None
-        return self._space_request[0]
+        request = self._space_request
+        return request[0] if request is not None and self._counts(request) else None
+
+    def _counts(self, request: tuple[int, int]) -> bool:
+        """Say whether a request for space still counts."""
+        return self._steady_ms() <= request[1]
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
         """Remember, until the file is gone, that the file with *identity* matches its stored copy."""
@@ -255,14 +258,14 @@ class Trimmer(PartitionLogger):
         return 0 if _lacks_head(seen) else await self._trim(manifest, seen)
 
     async def _trim(self, manifest: PartitionManifest, seen: Observation) -> int:
-        cloud_gc_offset = self.cloud_gc_offset
+        request = self._space_request if self.cloud_gc_offset is not None else None
         wishes = TrimWishes(
             hint=manifest.allowed_local_start_offset,
             awaits_hint=seen.topic.hint_shape.has_hint,
-            cloud_gc_offset=cloud_gc_offset,
+            cloud_gc_offset=request[0] if request is not None else None,
             never_because=seen.topic.never_trimmed_because,
         )
-        is_urgent = cloud_gc_offset is not None
+        is_urgent = request is not None
         target, plan = plan_trim_to_target(
             seen.log, manifest, wishes, log_start_offset=seen.bounds.log_start_offset
         )
@@ -281,6 +284,11 @@ class Trimmer(PartitionLogger):
         still_free = await self._without_held(free, manifest, wishes, seen)
         proved = proved[: len(still_free.candidates)]
         if not proved:
+            return 0
+        if request is not None and not self._counts(request):
+            # The proof took longer than the disk counts as full. The next trim is planned anew, and what is
+            # proved is not read again for it.
+            self.is_put_off = True
             return 0
         before_offset = proved[-1].next_offset
         is_stored_end = proved[-1].pieces[-1].next_offset == before_offset

@@ -231,6 +231,45 @@ async def test_request_for_space_of_long_ago_does_not_count(writer, archive, tri
     assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 1
 
 
+class SlowLog:
+    """A remote log that takes *read_ms* on *clock* to read a file, and counts what it reads."""
+
+    def __init__(self, remote_log, clock, read_ms) -> None:
+        self._remote_log, self._clock, self._read_ms = remote_log, clock, read_ms
+        self.reads = 0
+
+    async def local_checksums(self, segment, sizes) -> tuple[int, ...]:
+        self.reads += 1
+        self._clock.now_ms += self._read_ms
+        return await self._remote_log.local_checksums(segment, sizes)
+
+
+@pytest.mark.parametrize("is_still_full", [False, True])
+async def test_request_for_space_counts_no_longer_because_of_a_proof(
+    writer, archive, trimmer_with, broker, clock, *, is_still_full
+):
+    """A trim whose proof outlives the request is planned anew, and nothing is read again for it."""
+    for _ in range(3):
+        writer.closed_segment()
+    manifest = await archived(writer, archive)
+    slow = SlowLog(archive.remote_log, clock, SPACE_REQUEST_GOOD_MS)
+    trimmer = trimmer_with(remote_log=slow)
+    broker.lagging = {writer.name}
+
+    async def trim() -> int:
+        return await trimmer.trim(manifest, observed(writer, target_bytes=10**9, may_elect_uncleanly=True))
+
+    trimmer.request_space(writer.bases[2])
+    assert await trim() == 0
+    assert broker.trims == []
+    assert trimmer.is_put_off
+    if is_still_full:
+        trimmer.request_space(writer.bases[2])
+    assert await trim() == (2 if is_still_full else 0)
+    assert len(broker.trims) == is_still_full
+    assert slow.reads == 2
+
+
 async def test_segments_that_are_not_durable_stay(writer, archive, trimmer, broker):
     """Segments that the manifest lacks are never trimmed, whatever the target is."""
     durable = writer.closed_segment()
