@@ -21,9 +21,10 @@ that was created again has another id.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TypeAlias
 
 import structlog
 
@@ -49,15 +50,19 @@ from tieringd.policies.topic_lifecycle import CONFIRM_AFTER_MS, PurgeStep, plan_
 from tieringd.reading.history import History
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.base import ObjectStore
+from tieringd.topics.each_topic import TopicFaults, each_topic
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
+
+TopicChange: TypeAlias = Callable[[TopicManifest], TopicManifest]
 
 _DELETED_AT_ONCE = 1000
 
 _TOPICS_AT_ONCE = 100
 """Topics that share one listing of the bucket."""
 _KEYS_IN_A_PAGE = 1000
+_REQUESTS_OF_A_CHANGE = 2
 _LISTED_WITHIN_SECONDS = 30.0
 """How old a listing of the topic manifests may be: each change of one rests on the manifest as it is then."""
 
@@ -166,6 +171,8 @@ class TopicPurgeJob:
         self._absent_since_ms: dict[TopicKey, int] = {}
         """First ms on the steady clock at which a topic, live in the bucket, was missing in the cluster."""
         self._gone: frozenset[TopicKey] = frozenset()
+        self._faults: dict[TopicKey, str] = {}
+        """Why the manifests of topics could not be changed, as far as this was logged."""
         self._said = self._doubt = ""
         self._batch: tuple[TopicKey, ...] = ()
         self._work: AsyncGenerator[int] | None = None
@@ -222,21 +229,21 @@ class TopicPurgeJob:
         now_ms, steady_ms = self._now_ms(), self._clock.steady_ms()
         since_ms = {key: self._absent_since_ms.get(key, steady_ms) for key in plan.absent}
         self._absent_since_ms = since_ms
-        used = 0
-        for key in sorted(plan.present, key=_order):
-            used += await self._change(key, topic_lifecycle.seen_again)
-        for key in sorted(plan.again, key=_order):
-            used += await self._change(key, partial(topic_lifecycle.begun_anew, now_ms=now_ms))
+        changes: dict[TopicKey, TopicChange] = dict.fromkeys(
+            sorted(plan.present, key=_order), topic_lifecycle.seen_again
+        )
+        begun_anew = partial(topic_lifecycle.begun_anew, now_ms=now_ms)
+        changes |= dict.fromkeys(sorted(plan.again, key=_order), begun_anew)
         for key, first_ms in since_ms.items():
             if asked_ms - first_ms >= CONFIRM_AFTER_MS:
-                noted = partial(
+                changes[key] = partial(
                     topic_lifecycle.noted_as_gone,
                     now_ms=now_ms,
                     by=self._owner,
                     is_to_stay=self.is_to_stay(key.topic),
                 )
-                used += await self._change(key, noted)
-        return used
+        await self._change_each(changes)
+        return _REQUESTS_OF_A_CHANGE * len(changes)
 
     async def _begin(self) -> int:
         """Claim the topics that are due, and begin to purge them; return the requests."""
@@ -260,8 +267,9 @@ class TopicPurgeJob:
             and (one.lifecycle is not Lifecycle.DELETED or one.key in self._gone)
         ]
         batch: list[TopicManifest] = []
-        for key in sorted(due, key=_order)[:_TOPICS_AT_ONCE]:
-            used += await self._change(key, self._claimed_at(now_ms))
+        claims = dict.fromkeys(sorted(due, key=_order)[:_TOPICS_AT_ONCE], self._claimed_at(now_ms))
+        used += _REQUESTS_OF_A_CHANGE * len(claims)
+        for key in await self._change_each(claims):
             manifest = self._registry.manifest(key)
             if manifest is not None and topic_lifecycle.holds_lease(manifest, by=self._owner):
                 batch.append(manifest)
@@ -273,10 +281,11 @@ class TopicPurgeJob:
 
     async def _redate(self) -> int:
         """Restart a grace whose beginning was noted under a wrong clock; return the requests."""
-        used, clock_status = 0, self._clock.status()
+        clock_status = self._clock.status()
         if clock_status.doubt:
-            return used
+            return 0
         now_ms = clock_status.now_ms
+        changes: dict[TopicKey, TopicChange] = {}
         for one in self._registry.manifests:
             if topic_lifecycle.is_misdated(one, now_ms=now_ms):
                 log.warning(
@@ -284,8 +293,9 @@ class TopicPurgeJob:
                     topic=one.key.topic,
                     topic_id=one.key.topic_id,
                 )
-                used += await self._change(one.key, partial(topic_lifecycle.redated, now_ms=now_ms))
-        return used
+                changes[one.key] = partial(topic_lifecycle.redated, now_ms=now_ms)
+        await self._change_each(changes)
+        return _REQUESTS_OF_A_CHANGE * len(changes)
 
     async def _without_history(self, batch: Sequence[TopicManifest]) -> tuple[list[TopicManifest], int]:
         """Keep the archives that a restored topic continues; return the others, and the requests."""
@@ -332,7 +342,12 @@ class TopicPurgeJob:
         for key in self._batch:
             known = self._registry.manifest(key)
             if known is not None and topic_lifecycle.lease_is_short(known, now_ms=now_ms):
-                used += await self._change(key, self._claimed_at(now_ms))
+                try:
+                    used += await self._change(key, self._claimed_at(now_ms))
+                except CorruptDataError:
+                    # The others are claimed again by the next turn, without this topic.
+                    await self.close()
+                    raise
                 known = self._registry.manifest(key)
             if known is None or not topic_lifecycle.holds_lease(known, by=self._owner):
                 log.warning("another daemon purges this topic now", topic=key.topic, topic_id=key.topic_id)
@@ -355,7 +370,7 @@ class TopicPurgeJob:
                 self._metrics.purged_topics.inc()
         return 2 * len(self._batch)
 
-    def _claimed_at(self, now_ms: int) -> Callable[[TopicManifest], TopicManifest]:
+    def _claimed_at(self, now_ms: int) -> TopicChange:
         """Return the change that claims a topic, for one reading of the clock."""
         return partial(topic_lifecycle.claimed, now_ms=now_ms, by=self._owner, grace_ms=self.grace_ms)
 
@@ -365,7 +380,34 @@ class TopicPurgeJob:
             partial(topic_lifecycle.counted, by=self._owner, segments=segments, size_bytes=size_bytes),
         )
 
-    async def _change(self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]) -> int:
+    async def _change_each(self, changes: Mapping[TopicKey, TopicChange]) -> list[TopicKey]:
+        """
+        Change topic manifests; return the topics whose manifests could be changed.
+
+        A damaged manifest is named once, and does not hold up the others.
+        """
+        changed: list[TopicKey] = []
+
+        async def change(key: TopicKey) -> None:
+            await self._change(key, changes[key])
+            changed.append(key)
+            self._faults.pop(key, None)
+
+        try:
+            await each_topic(changes, change)
+        except TopicFaults as error:
+            for key, fault in error.faults.items():
+                if self._faults.get(key) != str(fault):
+                    self._faults[key] = str(fault)
+                    log.error(  # noqa: TRY400 its text is enough
+                        "topic is left out of the purge: its manifest cannot be changed",
+                        topic=key.topic,
+                        topic_id=key.topic_id,
+                        error=str(fault),
+                    )
+        return changed
+
+    async def _change(self, key: TopicKey, change: TopicChange) -> int:
         """Change a topic manifest, and log its lifecycle state if that changed; return the requests."""
         before = self._registry.manifest(key)
         after = await self._registry.change(key, change)
@@ -381,7 +423,7 @@ class TopicPurgeJob:
                 segments=deletion.segments if deletion else None,
                 size_bytes=deletion.size_bytes if deletion else None,
             )
-        return 2
+        return _REQUESTS_OF_A_CHANGE
 
     def _publish(self) -> None:
         found = Counter(one.lifecycle for one in self._registry.manifests if one.partition_count)

@@ -55,6 +55,8 @@ class TopicRegistry:
         self._manifests = manifests
         self._known: dict[TopicKey, TopicManifest] = {}
         self._versions: dict[TopicKey, str] = {}
+        self._damaged: dict[TopicKey, str] = {}
+        """The versions of manifests that are damaged, as far as this was logged."""
         self.is_known = False
         """Whether the bucket was ever listed: until then it is not known which topics are paused."""
         self._listed: tuple[str | None, float] | None = None
@@ -142,6 +144,7 @@ class TopicRegistry:
                 self._versions.pop(missing, None)
                 self._counted_before.pop(missing, None)
                 self._attended.pop(missing, None)
+        self._damaged = {key: version for key, version in self._damaged.items() if key in seen}
         self.is_known = True
         self._listed = cluster, began
         return is_changed
@@ -156,6 +159,7 @@ class TopicRegistry:
         if other._listed is None or other._listed[0] != cluster or other._listed[1] < since:
             return False
         self._known, self._versions = dict(other._known), dict(other._versions)
+        self._damaged = dict(other._damaged)
         self.is_known = True
         return True
 
@@ -228,10 +232,14 @@ class TopicRegistry:
         try:
             manifest = await self._manifests.load_topic(key)
         except CorruptDataError as error:
-            log.error("topic manifest is damaged", topic=key.topic, error=str(error))  # noqa: TRY400 its text is enough
+            # It is read again by each refresh, because the bytes may have been damaged on their way here.
+            if self._damaged.get(key) != version:
+                self._damaged[key] = version
+                log.error("topic manifest is damaged", topic=key.topic, error=str(error))  # noqa: TRY400 its text is enough
             return False
         if manifest is None:
             return False
+        self._damaged.pop(key, None)
         is_new = self._known.get(key) != manifest
         self._known[key] = manifest
         self._versions[key] = version

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import Clock, archive_in, archived, archiver_of, observed, values_in
@@ -28,7 +29,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire
 from tieringd.archive.segment_swap import store_rewriting
-from tieringd.errors import ConfigError, FencedError, StorageUnavailable
+from tieringd.errors import ConfigError, CorruptDataError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import (
     TopicKey,
@@ -37,6 +38,7 @@ from tieringd.formats.object_keys import (
     manifest_key,
     quarantined_key,
     topic_key,
+    topic_manifest_key,
 )
 from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
@@ -455,6 +457,53 @@ async def test_damaged_manifest_does_not_keep_a_topic_from_being_purged(world, p
     world.store.add(manifest_key(world.writers[1].identified), b"no manifest")
     await purging.work()
     assert world.keys_of(OLD) == set()
+
+
+def damage_mark(world: DeletedTopics, topic: TopicKey) -> bytes:
+    """Cut a topic's manifest in half; return what it was."""
+    key = topic_manifest_key(topic)
+    data, _ = world.store.objects[key]
+    world.store.add(key, data[: len(data) // 2])
+    return data
+
+
+async def test_damaged_topic_manifest_does_not_keep_other_topics_from_being_purged(world, purging):
+    """The damaged one is named once, and is purged once it is mended."""
+    await purging.turn()
+    purging.broker.cluster_topics = {"orders": {NEW_ID}, "third": set()}
+    sound = damage_mark(world, OLD)
+    with capture_logs() as lines:
+        for _ in range(5):
+            await purging.turn(after_ms=GRACE_MS)
+    assert (await world.manifest(THIRD)).lifecycle is Lifecycle.PURGED
+    assert world.keys_of(THIRD) == set()
+    assert world.keys_of(OLD) != set()
+    assert [one["event"] for one in lines if one["log_level"] == "error"] == [
+        "topic manifest is damaged",
+        "topic is left out of the purge: its manifest cannot be changed",
+    ]
+    world.store.add(topic_manifest_key(OLD), sound)
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_topic_manifest_damaged_during_its_purge_does_not_hold_up_others(world, purging, turns):
+    """A batch that meets the damage is begun anew without its topic, however far it was."""
+    purging.broker.cluster_topics = {"orders": {NEW_ID}, "third": set()}
+    await purging.note()
+    await purging.turn(after_ms=GRACE_MS - 1)
+    for _ in range(turns):
+        await purging.turn(after_ms=1, requests_max=1)
+    damage_mark(world, OLD)
+    failed = 0
+    for _ in range(30):
+        try:
+            await purging.turn(after_ms=LEASE_MS // 2, requests_max=1)
+        except CorruptDataError:
+            failed += 1
+    assert failed <= 1
+    assert (await world.manifest(THIRD)).lifecycle is Lifecycle.PURGED
 
 
 async def crash_and_take_over(world: DeletedTopics, *, at: int) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in
 from tests.fakes.memory_store import MemoryStore
@@ -187,6 +188,26 @@ async def test_damaged_manifest_keeps_what_was_known(registry, manifests, store)
     store.add(topic_manifest_key(ORDERS), b"{")
     await registry.refresh("cluster")
     assert registry.is_paused(ORDERS)
+
+
+async def test_damaged_manifest_is_named_once(registry, manifests, store):
+    """Each version is named once, also where another registry has named it; a mended one is read."""
+    await manifests.ensure_topic(ORDERS, partition_count=3)
+    key, other = topic_manifest_key(ORDERS), TopicRegistry(store, manifests)
+    sound, _ = store.objects[key]
+    store.add(key, b"{")
+    with capture_logs() as lines:
+        for _ in range(3):
+            await registry.refresh("cluster")
+        assert other.take(registry, "cluster", within_seconds=30)
+        await other.refresh("cluster")
+        assert [one["event"] for one in lines] == ["topic manifest is damaged"]
+        store.add(key, b"{{")
+        await registry.refresh("cluster")
+    assert len(lines) == 2
+    store.add(key, sound)
+    await registry.refresh("cluster")
+    assert registry.manifest(ORDERS).partition_count == 3
 
 
 async def test_change_is_made_on_what_others_left(registry, manifests):
