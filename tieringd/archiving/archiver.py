@@ -280,10 +280,12 @@ class Archiver(LeadershipLogger):
         Queue *change*; the next step commits it, between its uploads and retention.
 
         The returned future ends when the change was committed or given up. It carries the step's error when
-        the step fails before that, so a caller waits at most one step. It is cancelled when the archiver
-        ends. `claim.ended` waits for it.
+        the step fails before that, and a `RetryableError` when no step comes to the change within
+        `claim.OFFER_SECONDS`. It is cancelled when the archiver ends. `claim.ended` waits for it. A step that
+        waits in the upload queue goes on to the change.
         """
         future = self._changes.offer(change)
+        self._uploader.withdraw_waiting()
         self.on_offer()
         return future
 
@@ -532,6 +534,7 @@ class Archiver(LeadershipLogger):
             next_offset=begin.next_offset,
             urgency=self._urgency(stored.existing, seen),
             final_holes=self._holes.confirmed,
+            waits=not self._changes,
         )
         if outcome.admitted:
             appended = self._appended(begin, outcome.admitted, seen)

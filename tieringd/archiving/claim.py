@@ -31,13 +31,25 @@ from tieringd.archive.manifest_store import (
     rival_writer,
 )
 from tieringd.archiving.partition_logger import LeadershipLogger
-from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable, TieringError
+from tieringd.errors import (
+    BucketNotFound,
+    RetryableError,
+    RivalWriter,
+    StorageError,
+    StorageUnavailable,
+    TieringError,
+)
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.total_retention import RetentionPace
 from tieringd.storage.background import background
 
+OFFER_SECONDS = 600.0
+"""
+How long an offered change waits for its archiver's step. A step that reads files for a trim may take hours,
+and the job that waits for it holds up all housekeeping.
+"""
 EXPECTED_EDIT_MS = 5_000
 """How soon the bucket is asked for an edit that something else has announced."""
 
@@ -378,12 +390,25 @@ class ChangeQueue:
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:
         """Queue *change*; the future ends as `Archiver.offer` says."""
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
         if self._is_closed:
             future.cancel()
         else:
             self._offers.append((change, future))
+            timer = loop.call_later(OFFER_SECONDS, self._withdraw, future)
+            future.add_done_callback(lambda _: timer.cancel())
         return future
+
+    def _withdraw(self, future: asyncio.Future[None]) -> None:
+        """Let the job of an offer go on; `commit_all` passes over the change unless it has begun with it."""
+        if not future.done():
+            future.set_exception(
+                RetryableError(
+                    f"the archiver's step has not come to this change in {OFFER_SECONDS:.0f} s; it is "
+                    "prepared again later"
+                )
+            )
 
     async def commit_all(self, stored: StoredManifest) -> StoredManifest:
         """
@@ -424,7 +449,7 @@ async def ended(future: asyncio.Future[None]) -> bool:
     raises as if the waiting task were cancelled.
 
     Raises:
-        TieringError: The error that the archiver's step ended with.
+        TieringError: The error that the archiver's step ended with, or that none came to the change in time.
     """
     try:
         await asyncio.wait([future])

@@ -153,11 +153,13 @@ class Uploader:
         next_offset: int,
         urgency: Urgency,
         final_holes: Collection[Hole] = (),
+        waits: bool = True,
     ) -> UploadOutcome:
         """
         Copy *slices* of *local_log*; the first one begins at *next_offset*.
 
-        Offsets in *final_holes* are gone for good: two observations lack them.
+        Offsets in *final_holes* are gone for good: two observations lack them. Without *waits*, slices that
+        the gate does not let begin at once are left out.
         """
         if not slices:
             return UploadOutcome()
@@ -169,7 +171,7 @@ class Uploader:
             before_put=self._require_leadership,
             final_holes=final_holes,
         )
-        outcomes = await self._copy_all(request, slices)
+        outcomes = await self._copy_all(request, slices, waits=waits)
         copies = [outcome if isinstance(outcome, CopiedSegment) else None for outcome in outcomes]
         count = admissible_prefix([copy.remote if copy else None for copy in copies], next_offset=next_offset)
         admitted = tuple(copy for copy in copies[:count] if copy is not None)
@@ -182,7 +184,7 @@ class Uploader:
         return UploadOutcome(admitted)
 
     async def _copy_all(
-        self, request: Callable[..., CopyRequest], slices: Sequence[SegmentSlice]
+        self, request: Callable[..., CopyRequest], slices: Sequence[SegmentSlice], *, waits: bool
     ) -> list[CopiedSegment | TieringError | None]:
         """
         Copy each slice; None for one that was withdrawn.
@@ -204,6 +206,9 @@ class Uploader:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(copy(part)) for part in slices]
                 self._waiting = list(tasks)
+                if not waits:
+                    # Each copy asks the gate in its task's first turn, which comes before this one.
+                    asyncio.get_running_loop().call_soon(self.withdraw_waiting)
         finally:
             self._waiting = []
         return [None if task in self._withdrawn else task.result() for task in tasks]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.fakes.archive import archiver_of, observed
 from tests.fakes.daemons import Daemon
-from tests.fakes.manifests import bases
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.claim import OFFER_SECONDS, ended
+from tieringd.errors import RetryableError
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload_control import UploadPace
 
@@ -130,3 +133,64 @@ async def test_request_for_room_at_any_moment_leaves_the_gate_whole(
     while (await archiver.step(observed(writer))).uploaded:
         pass
     assert bases(store, writer) == writer.bases[:-1]
+
+
+class Mark:
+    """A change that can be seen in the manifest: it sets the local retention hint."""
+
+    async def commit(self, claim, stored):
+        return await claim.commit(stored, replace(stored.existing, allowed_local_start_offset=7))
+
+
+@virtually
+async def test_offer_passes_the_upload_queue(tmp_path, store, writers):
+    """A change that is offered while a step waits in the queue is committed, and the uploads ask again."""
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        limit_uploads(daemon.archive)
+        for _ in range(8):
+            writers[0].closed_segment()
+        await daemon.round()
+        assert daemon.archive.gate.waiting_uploads
+        archiver = daemon.reconciler.archiver(Leadership(writers[0].identified, 0))
+        offer = archiver.offer(Mark())
+        await settle()
+        assert offer.done()
+        assert await ended(offer)
+        assert stored_manifest(store, writers[0]).allowed_local_start_offset == 7
+        assert daemon.archive.gate.waiting_uploads, "they have asked again"
+        daemon.archive.gate.set_pace(FULL_PACE)
+        await daemon.round()
+        assert daemon.archived()[str(writers[0].name)] == writers[0].bases[:-1]
+
+
+@virtually
+async def test_offer_from_before_the_step_does_not_wait_for_the_queue(writer, archive, archiver, store):
+    """A step that has changes to commit uploads what the gate lets begin at once, and waits for no more."""
+    await archiver.step(observed(writer))
+    limit_uploads(archive)
+    for _ in range(4):
+        writer.closed_segment()
+    offer = archiver.offer(Mark())
+    async with asyncio.timeout(60):
+        assert (await archiver.step(observed(writer))).uploaded == 1
+    assert await ended(offer)
+    assert bases(store, writer) == writer.bases[:1]
+    assert archive.gate.waiting_uploads == 0
+
+
+@virtually
+async def test_offer_waits_no_longer_than_its_time(writer, archiver, store):
+    """A job goes on without a step that takes hours, and its change is not committed any more."""
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    store.latency_seconds = 3600.0
+    step = asyncio.create_task(archiver.step(observed(writer)))
+    await settle()
+    now = asyncio.get_running_loop().time
+    begun = now()
+    with pytest.raises(RetryableError, match="has not come to this change"):
+        await ended(archiver.offer(Mark()))
+    assert now() - begun == pytest.approx(OFFER_SECONDS)
+    assert (await step).uploaded == 1
+    assert stored_manifest(store, writer).allowed_local_start_offset is None
