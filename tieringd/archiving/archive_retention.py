@@ -201,7 +201,8 @@ class _Evaluation:
     """The last evaluation of total retention: its observation and its time."""
 
     seen: Observation
-    at_ms: int
+    steady_ms: int
+    """Time on the steady clock: a clock that is set must not make two observations an interval apart."""
 
 
 class ArchiveRetention(PartitionLogger):
@@ -273,7 +274,7 @@ class ArchiveRetention(PartitionLogger):
         try:
             return await self._step(stored, seen)
         except (ObjectNotFound, CorruptDataError) as error:
-            self._last = _Evaluation(seen, self._clock())
+            self._last = _Evaluation(seen, self._clock.steady_ms())
             self._log.error(
                 "nothing is deleted: the archive's older segments cannot be told", error=str(error)
             )
@@ -311,11 +312,14 @@ class ArchiveRetention(PartitionLogger):
             return math.inf
         if self._last is None:
             return -math.inf
-        interval_ms = seen.topic.retention_pace.interval_ms
         evaluation_ms = -math.inf
         if seen.shows_same(self._last.seen):
-            evaluation_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=interval_ms)
-        return max(evaluation_ms, self._last.at_ms + interval_ms)
+            evaluation_ms = expiry_due_ms(manifest, seen.topic.total, self._first)
+        return max(evaluation_ms, self._clock() + self._wait_ms(self._last, seen))
+
+    def _wait_ms(self, last: _Evaluation, seen: Observation) -> int:
+        """Return how long the next evaluation waits after *last*; 0 or less when an interval has passed."""
+        return last.steady_ms + seen.topic.retention_pace.interval_ms - self._clock.steady_ms()
 
     async def _release(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """
@@ -352,19 +356,18 @@ class ArchiveRetention(PartitionLogger):
         return await self._claim.commit(stored, left)
 
     def _is_due(self, manifest: PartitionManifest, seen: Observation) -> bool:
-        """Say whether total retention is due; a clock that was set back does not put it off."""
+        """Say whether total retention is due: an interval after its last evaluation."""
         if not manifest.segment_count:
             return False
         if self._last is None:
             return True
         if self._last.seen.scan_number == seen.scan_number:
             return False  # The same observation would confirm itself.
-        passed_ms = self._clock() - self._last.at_ms
-        return not 0 <= passed_ms < seen.topic.retention_pace.interval_ms
+        return self._wait_ms(self._last, seen) <= 0
 
     async def _evaluate(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """Expire what this evaluation and an earlier one agree on; return how many segments that were."""
-        now_ms, first = self._clock(), self._first
+        now_ms, steady_ms, first = self._clock(), self._clock.steady_ms(), self._first
         # One clock reading for the whole evaluation: a segment without proof does not become old on the way.
         ages_ms = self._clock.ages_ms(stored.existing.committed_at_ms)
         stored, oldest = await self._with_upload_times(stored, seen, ages_ms=ages_ms)
@@ -404,9 +407,9 @@ class ArchiveRetention(PartitionLogger):
                 size_bytes=agreed.size_bytes,
                 objects_go_in_seconds=seen.topic.retention_pace.delete_delay_ms / 1000,
             )
-        self._last = _Evaluation(seen, now_ms)
+        self._last = _Evaluation(seen, steady_ms)
         is_more = found.first_offset > agreed.first_offset
-        self._first = FirstEvaluation(found.start_offset, now_ms, deleted_before) if is_more else None
+        self._first = FirstEvaluation(found.start_offset, deleted_before) if is_more else None
         return stored, agreed.segments
 
     async def _with_upload_times(

@@ -134,7 +134,6 @@ class FirstEvaluation:
     """What the first evaluation would have expired, for the next one to confirm."""
 
     start_offset: int
-    evaluated_at_ms: int
     deleted_before: int | None = None
     """The log start that it took for a user's DeleteRecords, if any."""
 
@@ -215,15 +214,15 @@ def plan_total_retention(
 
 
 def expiry_due_ms(
-    manifest: PartitionManifest, limits: TotalRetention, first: FirstEvaluation | None, *, interval_ms: int
+    manifest: PartitionManifest, limits: TotalRetention, first: FirstEvaluation | None
 ) -> float:
     """
     Return the time from which an evaluation may expire something, if nothing but the time changes.
 
-    Infinity when it never does. The result of an earlier evaluation is due an interval after it.
+    Infinity when it never does. Where an earlier one waits to be confirmed, the next one always may.
     """
     if first is not None:
-        return first.evaluated_at_ms + interval_ms
+        return -math.inf
     if not manifest.segment_count or not limits.deletes or limits.limit_ms is None:
         return math.inf
     if manifest.live_offset > manifest.start_offset:

@@ -491,18 +491,6 @@ async def test_archiver_of_an_empty_archive_rests(writer, archiver, clock):
     assert archiver.is_at_rest(seen)
 
 
-async def test_clock_that_was_set_back_holds_nothing_up(writer, archiver, store, clock):
-    """An hour that comes twice is no reason to wait for an hour."""
-    writer.closed_segment()
-    await archiver.step(observe(writer))
-    clock.now_ms -= 3_600_000
-    limits = TotalRetention(limit_ms=None, limit_bytes=0)
-    await archiver.step(observe(writer, limits))
-    clock.now_ms += MINUTE_MS
-    await archiver.step(observe(writer, limits))
-    assert bases(store, writer) == []
-
-
 async def test_next_leader_goes_on_with_what_is_to_be_deleted(writer, archive, store, broker, clock):
     """A process that ended in between leaves a manifest that says what is left to do."""
     writer.closed_segment()

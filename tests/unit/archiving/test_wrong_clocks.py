@@ -44,6 +44,7 @@ class Host:
     def __init__(self, directory: Path, *, store_tells: bool = True) -> None:
         self.passed_ms = 0
         self.error_ms = 0
+        self.total = WEEK
         self.store_error_ms = 0
         self.metrics = Metrics()
         self.store = MemoryStore(now_ms=lambda: self.right_ms() + self.store_error_ms)
@@ -92,7 +93,7 @@ class Host:
         self.start()
 
     def _seen(self, target_ms: int | None):
-        return observed(self.writer, target_ms=target_ms, total=WEEK, retention_pace=PACE)
+        return observed(self.writer, target_ms=target_ms, total=self.total, retention_pace=PACE)
 
     @property
     def start_offset(self) -> int:
@@ -430,3 +431,32 @@ async def test_looked_up_upload_times_are_not_remembered_for_ever(host):
         some = [remote(one, one, max_timestamp_ms=NO_TIMESTAMP) for one in range(base, base + 64)]
         assert await times.corrections(some, now_ms=host.right_ms()) == {}
     assert len(times._proven) == REMEMBERED_MAX
+
+
+@pytest.mark.parametrize("jump_ms", [0, 2 * PACE.interval_ms, -2 * PACE.interval_ms])
+async def test_clock_that_is_set_puts_no_interval_between_two_observations(host, jump_ms):
+    """A retention.bytes that is wrong for a moment expires nothing, though the clock is set meanwhile."""
+    host.write()
+    await host.step()
+    host.total = TotalRetention(limit_ms=None, limit_bytes=1)
+    await host.step()
+    host.error_ms = jump_ms
+    await host.step(after_ms=1000)
+    assert host.start_offset == 0
+    host.total = WEEK
+    await host.steps()
+    assert (host.start_offset, host.data_objects) == (0, 3)
+
+
+@pytest.mark.parametrize("jump_ms", [0, 2 * PACE.interval_ms, -2 * PACE.interval_ms])
+async def test_clock_that_is_set_does_not_put_retention_off(host, jump_ms):
+    """What two observations an interval apart agree on goes when that interval has passed."""
+    host.write()
+    await host.step()
+    host.total = TotalRetention(limit_ms=None, limit_bytes=1)
+    await host.step()
+    host.error_ms = jump_ms
+    await host.step(after_ms=PACE.interval_ms - 1)
+    assert host.start_offset == 0
+    await host.step(after_ms=1)
+    assert host.start_offset > 0
