@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -64,7 +65,7 @@ class CompactionBasis:
     """What a compaction has read: all segments that its winners came from."""
 
     segments: SegmentTable
-    """Contiguous, from the first one that can be read."""
+    """Ascending, from the first one that can be read. Recorded gaps may lie between them."""
     replacements: tuple[Replacement, ...]
     """The replacements that the manifest listed at that time."""
     has_log: bool
@@ -103,6 +104,8 @@ def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest,
     rewritten since, which loses no winner: each of those changes keeps this rule. A cut of the archive
     loses winners.
 
+    An offset that no segment has counts only where the basis had a segment: recorded gaps have none.
+
     *manifest* must list all segments from *base_offset* on.
     """
     known = len(basis.replacements)
@@ -111,16 +114,19 @@ def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest,
         one.base_offset < basis.next_offset for one in later
     ):
         return "an election has removed segments that the job had read"
-    expected = max(base_offset, manifest.start_offset)
-    for one in manifest.segments.overlapping(expected, basis.next_offset):
-        if one.base_offset > expected:
-            break
-        expected = one.next_offset
-    if expected < min(basis.next_offset, manifest.next_offset) or manifest.next_offset < basis.next_offset:
-        return (
-            f"the archive no longer has offset {min(expected, manifest.next_offset)}, which the job had read"
-        )
-    return ""
+    lost = _first_lost(basis, manifest, from_offset=max(base_offset, manifest.start_offset))
+    return "" if lost is None else f"the archive no longer has offset {lost}, which the job had read"
+
+
+def _first_lost(basis: CompactionBasis, manifest: PartitionManifest, *, from_offset: int) -> int | None:
+    """Return the first offset from *from_offset* on that segments of *basis* have and *manifest* lacks."""
+    expected, end = from_offset, basis.next_offset
+    held = ((one.base_offset, one.next_offset) for one in manifest.segments.overlapping(expected, end))
+    for base_offset, next_offset in chain(held, [(end, end)]):
+        if expected < base_offset and (read := basis.segments.overlapping(expected, base_offset)):
+            return max(expected, read[0].base_offset)
+        expected = next_offset
+    return None
 
 
 def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservation]) -> RetiredRelease:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.model.values import PARTITION, remote
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Unsettled
+from tieringd.model.manifest_parts import Gap, Unsettled
+from tieringd.model.segment_table import SegmentTable
 from tieringd.model.tail_cut import cut_back
 from tieringd.policies.record_removal import (
     CompactionBasis,
@@ -218,6 +219,19 @@ def test_compaction_is_not_refused_for_what_it_has_not_read():
     assert why_winners_may_be_gone(read, manifest.merged(merged, now_ms=1), base_offset=0) == ""
     assert why_winners_may_be_gone(read, compacted(manifest, 1, winners_end=0), base_offset=0) == ""
     assert why_winners_may_be_gone(read, manifest.expired(2, now_ms=1), base_offset=0) == ""
+
+
+def test_recorded_gap_is_no_lost_segment():
+    """A gap that the compaction saw refuses nothing; a hole beside it, where it read a segment, does."""
+    manifest = archive(2).with_gap(Gap(20, 29, "the broker deleted them", 1))
+    manifest = manifest.appended([segment(3), segment(4)])
+    read = basis(manifest, 4)
+    assert why_winners_may_be_gone(read, manifest, base_offset=0) == ""
+    assert why_winners_may_be_gone(read, manifest.expired(2, now_ms=1), base_offset=0) == ""
+    without = replace(manifest, segments=SegmentTable.of([segment(0), segment(1), segment(4)]))
+    assert "no longer has offset 30" in why_winners_may_be_gone(read, without, base_offset=0)
+    without = replace(manifest, segments=manifest.segments.head(3), next_offset=40)
+    assert "no longer has offset 40" in why_winners_may_be_gone(read, without, base_offset=0)
 
 
 def test_manifest_that_was_made_again_does_not_tell_of_cuts():

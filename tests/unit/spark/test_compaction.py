@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,10 @@ from tests.support.examples import examples
 from tests.unit.spark.rewriting import Job, assert_sound, latest_of, open_in, records_of, write
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.model.tail_cut import cut_back
 
 
 async def readings(store, manifest):
@@ -273,6 +277,32 @@ async def test_compaction_is_whole_or_not_at_all(writer, store):
 
     assert (swapped.done, swapped.left) == ((), 3)
     assert stored_manifest(store, writer) == before
+
+
+async def test_partition_with_a_recorded_gap_is_compacted(writer, store):
+    """A winner after the gap removes the record before it, and an election that cuts it off undoes that."""
+    archive = archive_in(store)
+    for value in (b"1", b"lost", b"2"):
+        writer.append(value, keys=[b"a"])
+        writer.roll()
+    await archived(writer, archive)
+    job = Job(store, writer.identified)
+
+    async def with_gap(found):
+        gap = Gap(1, 1, "the broker deleted it", DEFAULT_TIME_MS)
+        first, _, last = found.segments
+        return replace(found, segments=SegmentTable.of([first]), next_offset=1).with_gap(gap).appended([last])
+
+    before = (await archive.manifests.edit(writer.identified, with_gap)).existing
+    swapped = await job.compact(target_bytes=1)
+
+    assert (len(swapped.done), swapped.left_because) == (1, "")
+    after = stored_manifest(store, writer)
+    assert [one.offset for one in (await readings(store, after))[1]] == [2]
+    await assert_sound(store, after)
+    undone = cut_back(after, 2, leader_epoch=1, now_ms=9)
+    assert list(undone.segments) == list(before.segments)[:1]
+    assert undone.faults() == ()
 
 
 async def test_expired_segments_are_left_out_of_a_swap(writer, store):
