@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
-from tieringd.archive.segment_swap import Successor, held_in
+from tieringd.archive.segment_swap import Successor
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.job_records import (
     ErasedPartition,
@@ -147,19 +147,20 @@ def erase(
     outcome = SwapOutcome(faults=list(chosen.faults))
     shared_keys = spark.sparkContext.broadcast(frozenset(keys))
     eraser = _Eraser(config, shared_keys, f"{REWRITER_PREFIX}{job_id}")
-    reached = _Reached({one.partition: one for one in chosen.partitions if not one.segments})
+    reached = _Reached()
     segments_read = 0
     with outcome_reported(outcome):
+        # Segments that a compaction replaced and that are held may have the keys too. They could be put
+        # back after an election, so their holding ends, also in partitions that have no other segments.
+        empty = [one for one in chosen.partitions if not one.segments]
+        reached.note(empty, bucket.run(end_holding(bucket, empty, outcome)))
         for some in rounds(bucket, chosen.partitions, outcome.faults):
             todo = [share for one in some for share in shares(one.partition, one.segments)]
             done_tasks = run_tasks(spark, "erasing keys", todo, eraser, progress=progress)
             rewritten = list(chain.from_iterable(done_tasks))
             segments_read += sum(len(one.segments) for one in some)
-            reached.note(some, _swap(bucket, rewritten, outcome))
-            # Segments that a compaction replaced and that are held may have the keys too. They could be put
-            # back after an election, so their holding ends here.
-            holding = [one.partition for one in some if held_in(one)]
-            bucket.run(end_holding(bucket, holding, outcome))
+            faulty = _swap(bucket, rewritten, outcome)
+            reached.note(some, faulty | bucket.run(end_holding(bucket, some, outcome)))
 
     named = [one.partition for one in chosen.partitions]
     if delete_after_ms is not None:
@@ -213,7 +214,7 @@ def erase(
 class _Reached:
     """The partitions that the job has processed, with their manifests of that time."""
 
-    gone_over: dict[TopicIdPartition, PartitionManifest]
+    gone_over: dict[TopicIdPartition, PartitionManifest] = field(default_factory=dict)
     faulty: set[TopicIdPartition] = field(default_factory=set)
     """Partitions of which a part may still have a key. A fault of the report names each."""
 

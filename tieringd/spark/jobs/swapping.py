@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.archive.retired_objects import GoneSince, dated_ms, delete_retired
-from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped
+from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped, held_in
 from tieringd.errors import ConfigError, ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.record_removal import CompactionBasis
@@ -267,13 +267,17 @@ async def swap(
     return None
 
 
-async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: SwapOutcome) -> None:
+async def end_holding(
+    bucket: Bucket, manifests: Sequence[PartitionManifest], outcome: SwapOutcome
+) -> set[TopicIdPartition]:
     """
-    Stop holding the segments that compactions replaced in *partitions*, after an erasure.
+    Stop holding the segments that compactions replaced in these partitions, after an erasure.
 
-    Held segments may have erased keys, and an election could put them back. Failures are faults of *outcome*.
+    Held segments may have erased keys, and an election could put them back. Failures are faults of *outcome*;
+    their partitions are returned.
     """
     segment_swap = _swap_in(bucket)
+    partitions = [one.partition for one in manifests if held_in(one)]
 
     async def release(partition: TopicIdPartition, part: SwapOutcome) -> None:
         try:
@@ -284,7 +288,8 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
                 f"election could bring them back: {error}. Run the job again"
             )
 
-    await _for_each(partitions, release, outcome)
+    parts = await _for_each(partitions, release, outcome)
+    return {partition for partition, part in zip(partitions, parts, strict=True) if part.faults}
 
 
 async def delete_replaced(

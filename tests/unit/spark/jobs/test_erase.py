@@ -12,7 +12,9 @@ import pytest
 from tests.fakes.archive import archive_in
 from tests.fakes.local_spark import LocalSpark
 from tests.fakes.memory_store import MemoryStore
+from tests.unit.spark.rewriting import Job
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
+from tieringd.archive.segment_swap import held_in
 from tieringd.errors import StorageDenied, StorageUnavailable, TieringError
 from tieringd.formats.job_records import ErasureRequest
 from tieringd.formats.object_keys import data_key, manifest_key
@@ -207,6 +209,28 @@ def test_merge_that_erasure_overtakes_leaves_nothing_in_silence(shelf):
     assert record["objects_left"] == left
     assert len(left) == 1
     assert (record["deleted_at_ms"], len(report.faults)) == (None, 2)
+
+
+@pytest.mark.parametrize("after_ms", [None, 0])
+def test_held_original_goes_also_where_no_segment_is_left(shelf, after_ms):
+    """A user deleted all records after a compaction: an election could still put its originals back."""
+    writer = shelf.fill(segments=3)
+    job = Job(FileStore(shelf.root), writer.identified)
+    asyncio.run(job.compact())
+    edit(shelf, writer, lambda manifest: manifest.expired(len(manifest.segments), now_ms=1))
+    before = shelf.manifest(writer)
+    originals = [data_key(before.partition, one) for each in held_in(before) for one in each.segments]
+    assert originals
+    assert not before.segments
+
+    report, record = erased(shelf, delete_after_ms=after_ms)
+
+    assert report.faults == ()
+    assert held_in(shelf.manifest(writer)) == []
+    left = [key for key in originals if (shelf.root / key).exists()]
+    assert left == ([] if after_ms == 0 else originals)
+    assert (record["deleted_at_ms"] is not None) == (after_ms == 0)
+    assert [one["partition"]["partition"] for one in record["gone_over"]] == [0]
 
 
 def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fakes.archive import Clock, archive_clock, archive_in
+from tests.fakes.archive import Clock, archive_clock, archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases
 from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
 from tests.unit.housekeeping.test_merging import filled
+from tests.unit.spark.rewriting import Job
 from tieringd.archive.retired_objects import GoneSince
+from tieringd.archive.segment_swap import held_in
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import manifest_key
 from tieringd.spark.jobs.swapping import (
@@ -23,6 +25,7 @@ from tieringd.spark.jobs.swapping import (
     SwapKind,
     SwapOutcome,
     delete_replaced,
+    end_holding,
     outcome_reported,
     swap,
     swap_all,
@@ -115,6 +118,27 @@ async def test_deletion_ends_with_the_store(store, writer, tmp_path):
 
 
 MINUTE_MS = 60_000
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_holding_that_cannot_be_ended_is_a_fault_of_its_partition(store, writer, fails):
+    """The partition is returned, so that an erasure does not say that it went over all of it."""
+    for _ in range(2):
+        writer.append(b"value", keys=[b"key"])
+        writer.roll()
+    await archived(writer, archive_in(store))
+    job, outcome = Job(store, writer.identified), SwapOutcome()
+    await job.compact()
+    manifest = await job.manifest()
+    assert held_in(manifest)
+    if fails:
+        store.fail_next("put", unanswered, after_effect=False)
+
+    faulty = await end_holding(bucket_in(store), [manifest], outcome)
+
+    assert faulty == ({writer.identified} if fails else set())
+    assert ["an election could bring them back" in one for one in outcome.faults] == [True] * fails
+    assert bool(held_in(await job.manifest())) == fails
 
 
 async def test_delay_counts_from_when_the_store_took_the_commit(store, writer, tmp_path):
