@@ -17,6 +17,7 @@ from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY, s3_client
 from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
 from tieringd.storage.checked_puts import require_conditional_writes
+from tieringd.storage.resilient import ResilientStore
 from tieringd.storage.s3.store import S3Store
 from tieringd.storage.store_settings import S3Settings
 
@@ -279,6 +280,13 @@ async def test_abandoned_uploads_are_discarded(store, client, prefix, is_moto):
     assert await store.discard_abandoned_uploads(is_ours, older_than_seconds=-60) == 2
     assert unfinished(client, prefix) == [foreign]
     assert unfinished(client, f"other-{prefix}") == [outside]
+
+
+async def test_unfinished_uploads_are_listed(store, client, prefix):
+    """All below the prefix are listed, whatever their age, and nothing of others."""
+    for key in (f"{prefix}/dir/key", f"{prefix}/other", f"other-{prefix}/dir/key"):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+    assert sorted(await ResilientStore(store).unfinished_uploads()) == ["dir/key", "other"]
 
 
 async def test_servers_with_conditional_writes_pass_the_probe(store, bucket):

@@ -193,6 +193,20 @@ class KeepingStore(Protocol):
         """
 
 
+@runtime_checkable
+class PartsStore(Protocol):
+    """A store that keeps the parts of uploads whose process was killed. No listing of objects shows them."""
+
+    async def unfinished_uploads(self) -> list[str]:
+        """
+        Return the keys of all unfinished uploads, also of those that are under way.
+
+        Raises:
+            StorageDenied: Our credentials may not ask.
+            StorageUnavailable: The store does not answer.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class JoinSource:
     """A whole, non-empty object that is to become a part of another one."""

@@ -34,6 +34,7 @@ from tieringd.storage.base import (
     ObjectInfo,
     ObjectStore,
     OpenableStore,
+    PartsStore,
     Take,
 )
 from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
@@ -304,6 +305,13 @@ class ResilientStore:
         return await self._run(
             self._operation("kept_after_delete", key), lambda: store.kept_after_delete(key)
         )
+
+    async def unfinished_uploads(self) -> list[str]:
+        """Return the keys of unfinished uploads; none where the wrapped store knows no such thing."""
+        store = self._store
+        if not isinstance(store, PartsStore):
+            return []
+        return await self._run(self._operation("unfinished_uploads", ""), store.unfinished_uploads)
 
     async def close(self) -> None:
         """Close the wrapped store."""

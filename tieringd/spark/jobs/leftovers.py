@@ -4,7 +4,8 @@ List the bucket for data that a search for keys does not reach by manifests.
 Objects of the chosen topics are of three kinds. Objects that a manifest names were processed by the job.
 Objects that no manifest names are in quarantine, or were left by a crash, a lost election or a merge under
 way; executors search them for the keys. Objects of partitions that the job did not process make each of these
-partitions a fault. Nothing is changed here.
+partitions a fault. No listing shows the parts of an unfinished upload: each such upload is a fault as well.
+Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING
 from tieringd.archive.archive_reader import checked_batches
 from tieringd.archive.scrub.orphan_search import NamedObjects, OwnerLookup
 from tieringd.archive.scrub.survey import PREFIXES
-from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.errors import CorruptDataError, ObjectNotFound, StorageError
 from tieringd.formats.object_keys import (
     QUARANTINED_PREFIX,
+    DataKey,
     parse_data_key,
     parse_joined_part_key,
     parse_quarantined_key,
@@ -69,7 +71,7 @@ class Leftovers:
     """Objects of processed partitions that no manifest names."""
     quarantined: list[StoredData] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """Messages on partitions that were not processed, or only in part."""
+    """Messages on partitions that were not processed, or only in part, and on unfinished uploads."""
     replaced_from: dict[TopicIdPartition, int] = field(default_factory=dict)
     """The offset, by partition, from which another leader's records have replaced the processed ones."""
 
@@ -144,6 +146,7 @@ async def find_leftovers(
         if owner.partition not in told:
             found.faults.append(_not_gone_over(owner, strangers[owner.partition]))
     found.quarantined += [one async for one in _listed(bucket, QUARANTINED_PREFIX, topics)]
+    found.faults += await _unfinished_uploads(bucket, topics, gone_over)
     return found
 
 
@@ -201,10 +204,47 @@ class _Searcher:
 async def _listed(bucket: Bucket, prefix: str, topics: Sequence[str]) -> AsyncIterator[StoredData]:
     """Yield the objects under *prefix* that may hold records of *topics*."""
     async for info in list_objects(bucket.store, prefix):
-        key = parse_quarantined_key(info.key) or info.key
-        data = parse_data_key(key) or parse_joined_part_key(key)
-        if data is not None and matches(data.partition.topic, topics):
+        data = _data_of(info.key, topics)
+        if data is not None:
             yield StoredData(info.key, info.size_bytes, data.partition)
+
+
+def _data_of(key: str, topics: Sequence[str]) -> DataKey | None:
+    """Return what *key* says of data of *topics*, in its place or in quarantine; None for any other key."""
+    place = parse_quarantined_key(key) or key
+    data = parse_data_key(place) or parse_joined_part_key(place)
+    return data if data is not None and matches(data.partition.topic, topics) else None
+
+
+async def _unfinished_uploads(
+    bucket: Bucket, topics: Sequence[str], gone_over: Mapping[TopicIdPartition, PartitionManifest]
+) -> list[str]:
+    """Return a fault for each unfinished upload whose parts may have one of the keys, and one with advice."""
+    try:
+        keys = await bucket.store.unfinished_uploads()
+    except StorageError as error:
+        return [f"it is not known whether unfinished uploads have one of the keys: {error}"]
+    found: list[str] = []
+    for key in keys:
+        data = _data_of(key, topics)
+        if data is None:
+            continue
+        processed = gone_over.get(data.partition)
+        is_of_later = processed is not None and data.base_offset >= processed.next_offset
+        # A daemon is archiving these records. They came after what the job was to search.
+        if is_of_later and parse_quarantined_key(key) is None:
+            continue
+        found.append(f"{data.partition}: the unfinished upload of {key} may have one of the keys")
+    if not found:
+        return []
+    more = len(found) - SUSPECTS_TOLD_MAX
+    rest = [f"{more} more unfinished uploads may have one of the keys"] if more > 0 else []
+    advice = (
+        "These uploads are under way, or the processes that began them were killed. A daemon aborts uploads "
+        "that are a day old; without one, abort them in the store (`aws s3api abort-multipart-upload`). Then "
+        "run the job again"
+    )
+    return [*found[:SUSPECTS_TOLD_MAX], *rest, advice]
 
 
 def _note_replaced(found: Leftovers, owner: Owner, before: PartitionManifest) -> None:

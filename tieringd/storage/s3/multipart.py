@@ -57,6 +57,16 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """An upload that is under way, or whose process was killed."""
+
+    key: str
+    upload_id: str
+    age_seconds: float
+    """By the server's clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class MultipartUploads:
     """The multipart uploads of one store, which lends its client, its threads and its error translation."""
 
@@ -121,22 +131,29 @@ class MultipartUploads:
 
         Returns the number of aborted uploads.
         """
+        discarded = 0
+        async for one in self.unfinished(prefix):
+            if one.age_seconds >= older_than_seconds and is_ours(one.key):
+                await self._discard(one.key, one.upload_id)
+                discarded += 1
+        return discarded
+
+    async def unfinished(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """Yield the uploads below *prefix* that are not finished, also those that are under way."""
         listing = Call(f"list unfinished uploads of {prefix}*", self.bucket)
         markers: dict[str, str] = {}
-        discarded = 0
         while True:
             page = await self.ask(
                 listing, self.client.list_multipart_uploads, Bucket=self.bucket, Prefix=prefix, **markers
             )
             now_ms = answered_at_ms(page)
             for upload in page.get("Uploads", ()):
-                key, upload_id = require(listing, upload, "Key"), require(listing, upload, "UploadId")
                 age_seconds = now_ms / 1000 - require(listing, upload, "Initiated").timestamp()
-                if age_seconds >= older_than_seconds and is_ours(key):
-                    await self._discard(key, upload_id)
-                    discarded += 1
+                yield UnfinishedUpload(
+                    require(listing, upload, "Key"), require(listing, upload, "UploadId"), age_seconds
+                )
             if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
-                return discarded
+                return
             markers = {
                 "KeyMarker": page["NextKeyMarker"],
                 "UploadIdMarker": page.get("NextUploadIdMarker", ""),

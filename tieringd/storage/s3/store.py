@@ -298,6 +298,11 @@ class S3Store:
             older_than_seconds=older_than_seconds,
         )
 
+    async def unfinished_uploads(self) -> list[str]:
+        """Return the keys of unfinished uploads below our prefix, also of those that are under way."""
+        found = self._uploads().unfinished(self._prefix)
+        return [one.key.removeprefix(self._prefix) async for one in found]
+
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole. Its checksum is verified if the server knows one."""
         call = Call("get", self._bucket, key)
