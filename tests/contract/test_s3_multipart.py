@@ -14,7 +14,9 @@ from tests.support.fault_proxy import Answer, StallRequest, fault_proxy
 from tests.support.raw_http import PATIENT
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY, s3_client
+from tieringd.daemon.assembly import _clean_up
 from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed, StorageUnavailable
+from tieringd.formats.object_keys import quarantined_key
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
 from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.resilient import ResilientStore
@@ -280,6 +282,18 @@ async def test_abandoned_uploads_are_discarded(store, client, prefix, is_moto):
     assert await store.discard_abandoned_uploads(is_ours, older_than_seconds=-60) == 2
     assert unfinished(client, prefix) == [foreign]
     assert unfinished(client, f"other-{prefix}") == [outside]
+
+
+@pytest.mark.parametrize("endpoint", ["moto"], indirect=True)  # It says that every upload began in 2010.
+async def test_abandoned_moves_into_quarantine_are_discarded(store, client, prefix):
+    """A daemon aborts uploads of all objects of partitions, in their places and in quarantine."""
+    data = "53e124b5/cluster/orders/0_W1xNUlUlTfigw_K-dvdxsA/0-2-155-0-a1-2c57cacf.log"
+    ours = [data, f"{data}.index", quarantined_key(data), quarantined_key(f"{data}.index")]
+    for key in (*ours, "their/key", "quarantine/objects/their/key"):
+        client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/{key}")
+    assert await _clean_up(ResilientStore(store))() == len(ours)
+    left = [f"{prefix}/quarantine/objects/their/key", f"{prefix}/their/key"]
+    assert sorted(unfinished(client, prefix)) == left
 
 
 async def test_unfinished_uploads_are_listed(store, client, prefix):

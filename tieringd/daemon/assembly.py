@@ -45,7 +45,7 @@ from tieringd.daemon.read_cache import ReadCache
 from tieringd.daemon.state_lock import sole_owner
 from tieringd.daemon.workers.gateway_workers import GatewayWorkers, gateway_with_workers
 from tieringd.errors import ConfigError, LocalFileError
-from tieringd.formats.object_keys import parse_data_key
+from tieringd.formats.object_keys import is_partition_object
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
@@ -337,7 +337,7 @@ def _clean_up(store: ResilientStore) -> Callable[[], Awaitable[int]] | None:
     backend = store.backend
     if not isinstance(backend, S3Store):
         return None
-    return lambda: backend.discard_abandoned_uploads(lambda key: parse_data_key(key) is not None)
+    return lambda: backend.discard_abandoned_uploads(is_partition_object)
 
 
 @contextmanager

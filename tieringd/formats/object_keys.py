@@ -309,6 +309,11 @@ def parse_quarantined_key(key: str) -> str | None:
     return key.removeprefix(QUARANTINED_PREFIX) if key.startswith(QUARANTINED_PREFIX) else None
 
 
+def is_partition_object(key: str) -> bool:
+    """Say whether a partition's object has this key, in its place or in quarantine."""
+    return owner_of(parse_quarantined_key(key) or key) is not None
+
+
 def quarantine_report_key(*, now_ms: int, crc32c: int) -> str:
     """Return the key of a report about quarantined objects."""
     return f"{QUARANTINE_REPORTS_PREFIX}{now_ms}-{crc32c:08x}.json"

@@ -25,6 +25,7 @@ from tieringd.formats.object_keys import (
     history_link_key,
     index_key,
     is_decision_key,
+    is_partition_object,
     manifest_key,
     owner_of,
     parse_data_key,
@@ -299,6 +300,16 @@ def test_object_in_quarantine_keeps_its_key_after_a_prefix(partition, segment):
         assert parse_quarantined_key(quarantined_key(key)) == key
         assert parse_quarantined_key(key) is None
         assert owner_of(quarantined_key(key)) is None
+
+
+@given(partitions, segments)
+def test_object_of_a_partition_is_known_also_in_quarantine(partition, segment):
+    """A move into quarantine is an upload of ours; what others keep in a shared bucket is not."""
+    for key in (data_key(partition, segment), index_key(partition, segment), manifest_key(partition)):
+        assert is_partition_object(key)
+        assert is_partition_object(quarantined_key(key))
+        assert not is_partition_object(f"their/{key}")
+    assert not is_partition_object(quarantined_key("their/key"))
 
 
 def test_report_of_the_quarantine_has_its_own_place():
