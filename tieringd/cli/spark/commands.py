@@ -132,7 +132,8 @@ def compact(
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="Remove tombstones whose own timestamp is older; tombstones without a timestamp stay.",
+            help="Remove tombstones whose own timestamp is older; tombstones without a timestamp stay. A "
+            "stream or consumer that is further behind misses the deletion: give more than the slowest lag.",
             show_default="1d",
         ),
     ] = None,

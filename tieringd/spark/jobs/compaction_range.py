@@ -20,7 +20,7 @@ from tieringd.storage.at_once import at_once
 
 LOADS_AT_ONCE: Final = 16
 DELETE_RETENTION_MS: Final = 86_400_000
-"""Time that tombstones stay; Kafka's default of `delete.retention.ms`."""
+"""Time that tombstones stay, from their own timestamp; Kafka's default of `delete.retention.ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,12 @@ class CompactOptions:
     """The options of a compaction."""
 
     delete_retention_ms: int = DELETE_RETENTION_MS
-    """Tombstones with an older timestamp are removed."""
+    """
+    Tombstones with an older timestamp are removed.
+
+    It must be longer than any reader that goes on from a position is behind: such a reader has read the older
+    record, and misses the deletion.
+    """
     min_compaction_lag_ms: int = 0
     """A segment with a younger record stays as it is, and so do all later segments."""
     drops_keyless: bool = False
