@@ -173,7 +173,7 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
             reason = "the topic was deleted and created again; later records of the old topic were not read"
             offsets.pop(partition)
             awaited.pop(partition, None)
-        elif partition not in archived.partitions:
+        elif partition not in archived.partitions and partition not in awaited:
             reason = "the bucket no longer has this partition"
         elif manifest is not None and manifest.next_offset < offset and partition not in awaited:
             reason = f"the archive was cut back, and now ends at offset {manifest.next_offset}"
@@ -222,11 +222,16 @@ def _replaced_after(
 def starts_ahead(
     starts: Mapping[TopicPartition, int], archived: SubscribedPartitions
 ) -> dict[TopicPartition, int]:
-    """Return those of *starts* that the archive has not reached yet."""
+    """
+    Return those of *starts* that the archive has not reached yet.
+
+    A start in a partition that the bucket does not know is such a one, also at offset 0.
+    """
     return {
         partition: offset
         for partition, offset in starts.items()
-        if offset > (archived.manifests[partition].next_offset if partition in archived.manifests else 0)
+        if partition not in archived.partitions
+        or offset > (archived.manifests[partition].next_offset if partition in archived.manifests else 0)
     }
 
 

@@ -388,6 +388,19 @@ def test_stream_may_begin_in_a_partition_that_is_not_archived_yet(archive):
     assert query.steps() == [2]
 
 
+@pytest.mark.parametrize("offset", [0, 5])
+def test_stream_may_begin_in_a_partition_that_the_bucket_does_not_know(archive, offset):
+    """A query of Kafka's source has read a partition that was new: the archive takes over there too."""
+    writer = archive.filled(segments=1)
+    query = Query(archive, startingOffsets=json.dumps({"orders": {"0": 0, "1": offset}}))
+    assert query.steps() == [12]
+    query.restart()
+    assert query.steps() == []
+    later = archive.filled(partition=1, segments=1)
+    assert query.steps() == [12 - offset]
+    assert sorted(query.records) == sorted([*written(writer), *written(later, from_offset=offset)])
+
+
 def test_archive_that_is_cut_back_after_the_start_was_reached_is_a_loss(archive):
     """The mark in the checkpoint goes when the archive reaches the start."""
     writer = archive.filled(segments=2)

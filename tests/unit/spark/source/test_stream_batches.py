@@ -20,6 +20,7 @@ from tieringd.spark.source.stream import (
     ends_of,
     goes_on_from,
     limited,
+    starts_ahead,
     waiting_offsets,
 )
 from tieringd.spark.source.subscribed_topics import SubscribedPartitions
@@ -88,6 +89,19 @@ def test_nothing_is_read_past_what_was_there_at_the_start():
     found = archived((A0, 0, 40), (A1, 0, 5))
     assert step(start, found, until={A0: 30}) == StreamOffsets({A0: 30}, IDS)
     assert step(StreamOffsets({A0: 30}, IDS), found, until={A0: 30}) == StreamOffsets({A0: 30}, IDS)
+
+
+def test_partition_that_the_bucket_does_not_know_is_waited_for():
+    """Nothing of it was read, so nothing is lost; once it is known, it may be lost like any other."""
+    start = StreamOffsets({A0: 10, A1: 0}, IDS, awaited={A1: 0})
+    assert starts_ahead({A0: 10, A1: 0}, archived((A0, 0, 10))) == {A1: 0}
+    waiting = step(start, archived((A0, 0, 30)))
+    assert waiting == StreamOffsets({A0: 30, A1: 0}, IDS, awaited={A1: 0})
+    known = step(waiting, archived((A0, 0, 30), unarchived=[A1]))
+    assert known == StreamOffsets({A0: 30, A1: 0}, IDS)
+    assert step(waiting, archived((A0, 0, 30), (A1, 0, 7))) == StreamOffsets({A0: 30, A1: 7}, IDS)
+    with pytest.raises(DataLossError, match="the bucket no longer has this partition"):
+        step(known, archived((A0, 0, 30)))
 
 
 @pytest.mark.parametrize(
