@@ -229,9 +229,10 @@ class UploadGate:
         self._bytes_in_flight -= request.size_bytes
         self.succeeded_uploads += succeeded
         self._speedometer.ended(now, request.speed_mark, request.size_bytes if succeeded else None)
-        self._admit(now)
         if not self._uploads_in_flight:
+            # Before the next one begins: otherwise its time would count as a moment without uploads.
             self.on_quiet()
+        self._admit(now)
 
     def _admit(self, now: float) -> None:
         """Let uploads begin that may begin now, and set a timer for when that changes with time alone."""
