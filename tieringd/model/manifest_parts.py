@@ -46,6 +46,11 @@ class Replacement:
     """The epoch of the leader whose log is archived from here on."""
     replaced_at_ms: int
 
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Return all but the time, which a daemon corrects where a wrong clock has recorded it."""
+        return self.base_offset, self.last_offset, self.leader_epoch
+
 
 @dataclass(frozen=True, slots=True)
 class Retired:

@@ -12,7 +12,7 @@ source, with a few more fields.
      "@topicIds": {"orders": "W1xNUlUlTfigw_K-dvdxsA"},
      "@begins": {"orders": {"1": 0}},            begins of partitions that the batch before did not have
      "@awaits": {"orders": {"1": 42}},           starts that the archive has not reached yet
-     "@replaced": {"orders": {"0": 1}},          how often an unclean election had replaced records
+     "@replacements": {"orders": {"0": [[7, 19, 3]]}},   what unclean elections had replaced by then
      "@isInitial": true}                         before the first batch
 
 A topic's name cannot contain @. The topic id distinguishes a topic that was created again from the deleted
@@ -20,8 +20,9 @@ one. A batch that is repeated after a crash must have the same records. Its begi
 before; for new partitions, and in the first batch for all partitions, the begin is stored with its own end.
 
 An unclean election cuts an archive back, and the new leader's records take the place of some that were read.
-The archive may be as long as before when the stream looks again, so the stream knows how many replacements
-each manifest had.
+The archive may be as long as before when the stream looks again, so the stream knows which replacements each
+manifest had: first and last offset, and the new leader's epoch. Their number would not do, as a manifest that
+was rebuilt may begin again without any.
 
 `batch_end` computes the end of the next batch. It is pure. New partitions and topics begin at their
 earliest offset. A query may begin ahead of the archive, such as where a query of Kafka's source ended: the
@@ -70,7 +71,7 @@ log = structlog.get_logger(__name__)
 _TOPIC_IDS: Final = "@topicIds"
 _BEGINS: Final = "@begins"
 _AWAITS: Final = "@awaits"
-_REPLACED: Final = "@replaced"
+_REPLACEMENTS: Final = "@replacements"
 _IS_INITIAL: Final = "@isInitial"
 _MARK: Final = "@"
 
@@ -88,10 +89,12 @@ class StreamOffsets:
     """The starts of partitions whose archive has not reached them yet. Nothing of these was read."""
     is_initial: bool = False
     """Whether these are the offsets at which the first batch begins, and not the end of a batch."""
-    replacements: Mapping[TopicPartition, int] | None = field(default=None, compare=False)
+    replacements: Mapping[TopicPartition, frozenset[tuple[int, int, int]]] | None = field(
+        default=None, compare=False
+    )
     """
-    How many replacements each partition's manifest had before these records were read; a partition that is
-    left out had none. None in the checkpoint of an earlier release, which did not note them.
+    The `Replacement.identity` of each replacement in a partition's manifest before these records were read. A
+    partition that is left out had none. None in the checkpoint of an earlier release, which noted none.
     """
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +108,7 @@ class StreamOffsets:
         if self.is_initial:
             document[_IS_INITIAL] = True
         if self.replacements is not None:
-            document[_REPLACED] = by_topic(self.replacements)
+            document[_REPLACEMENTS] = by_topic({name: sorted(one) for name, one in self.replacements.items()})
         return document
 
     @classmethod
@@ -123,7 +126,7 @@ class StreamOffsets:
                 _flat(document.get(_BEGINS, {})),
                 _flat(document.get(_AWAITS, {})),
                 bool(document.get(_IS_INITIAL, False)),
-                _flat(document[_REPLACED]) if _REPLACED in document else None,
+                _replacements(document[_REPLACEMENTS]) if _REPLACEMENTS in document else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(
@@ -133,20 +136,31 @@ class StreamOffsets:
             ) from error
 
 
-def by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, Any]:
-    """Return offsets by topic and then by partition, as Spark's Kafka source writes them."""
-    document: dict[str, dict[str, int]] = {}
-    for partition in sorted(offsets):
-        document.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
+def by_topic(values: Mapping[TopicPartition, Any]) -> dict[str, Any]:
+    """Return values, such as offsets, by topic and then by partition, as Spark's Kafka source writes them."""
+    document: dict[str, dict[str, Any]] = {}
+    for partition in sorted(values):
+        document.setdefault(partition.topic, {})[str(partition.partition)] = values[partition]
     return dict(document)
 
 
 def _flat(document: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    return {partition: int(offset) for partition, offset in _by_partition(document)}
+
+
+def _replacements(
+    document: Mapping[str, Mapping[str, Any]],
+) -> dict[TopicPartition, frozenset[tuple[int, int, int]]]:
     return {
-        TopicPartition(topic, int(number)): int(offset)
-        for topic, partitions in document.items()
-        for number, offset in partitions.items()
+        partition: frozenset((int(base), int(last), int(epoch)) for base, last, epoch in some)
+        for partition, some in _by_partition(document)
     }
+
+
+def _by_partition(document: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[TopicPartition, Any]]:
+    for topic, partitions in document.items():
+        for number, value in partitions.items():
+            yield TopicPartition(topic, int(number)), value
 
 
 def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: LossRule) -> StreamOffsets:
@@ -182,13 +196,13 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
             rule.meet(loss)
         if reason:
             rule.meet(Loss(partition, offset, offset, reason))
-    # A partition that is not there now keeps its count.
+    # A partition that is not there now keeps what is known of it.
     replacements = dict(start.replacements or {})
     for partition, manifest in archived.manifests.items():
         if partition not in offsets:
             offsets[partition] = begins[partition] = manifest.start_offset
         if manifest.replacements or partition in replacements:
-            replacements[partition] = len(manifest.replacements)
+            replacements[partition] = frozenset(one.identity for one in manifest.replacements)
     kept_ids = {topic: topic_id for topic, topic_id in start.topic_ids.items() if topic not in ids}
     return replace(
         start,
@@ -207,8 +221,8 @@ def _replaced_after(
     if start.replacements is None or start.is_initial or partition in start.awaited:
         return None
     offset = start.offsets[partition]
-    later = manifest.replacements[start.replacements.get(partition, 0) :]
-    read = [one for one in later if one.base_offset < offset]
+    known = start.replacements.get(partition, frozenset())
+    read = [one for one in manifest.replacements if one.base_offset < offset and one.identity not in known]
     if not read:
         return None
     last_offset = min(offset - 1, max(one.last_offset for one in read))

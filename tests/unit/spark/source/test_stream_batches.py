@@ -172,7 +172,32 @@ def test_records_that_another_leader_replaced_are_not_passed_over(warnings):
 def test_records_that_were_replaced_before_they_were_read_are_no_loss(start):
     """A checkpoint of an earlier release does not say what was known then, and is taken as it is."""
     after = after_election(archived((A0, 0, 40)), (6, 14, 5))
-    assert as_stored(step(start, after)).replacements == {A0: 1}
+    assert as_stored(step(start, after)).replacements == {A0: {(6, 14, 5)}}
+
+
+def test_election_after_a_rebuild_is_noticed():
+    """A manifest that was rebuilt from objects alone has lost its replacements, and has as many again."""
+    start = as_stored(step(StreamOffsets({A0: 10}, IDS), after_election(archived((A0, 0, 10)), (2, 3, 1))))
+    rebuilt = archived((A0, 0, 40))
+    with pytest.raises(DataLossError, match=r"offsets 6 to 9 of a-0: .* leader epoch 5"):
+        step(start, after_election(rebuilt, (6, 14, 5)))
+    assert as_stored(step(start, rebuilt)).replacements == {A0: frozenset()}
+
+
+def test_corrected_time_of_a_replacement_is_no_other_one():
+    """A daemon corrects it where a wrong clock has recorded it."""
+    found = after_election(archived((A0, 0, 10)), (2, 3, 1))
+    start = as_stored(step(StreamOffsets({A0: 10}, IDS), found))
+    manifest = found.manifests[A0]
+    corrected = tuple(replace(one, replaced_at_ms=7) for one in manifest.replacements)
+    found = SubscribedPartitions({A0: replace(manifest, replacements=corrected)})
+    assert step(start, found) == StreamOffsets({A0: 10}, IDS)
+
+
+def test_count_of_replacements_in_a_checkpoint_is_passed_over():
+    """A release before this one noted their number, which says nothing after a rebuild."""
+    document = {"a": {"0": 10}, "@topicIds": IDS, "@replaced": {"a": {"0": 1}}}
+    assert StreamOffsets.from_json(document).replacements is None
 
 
 def as_stored(offsets):
@@ -251,6 +276,7 @@ def test_checkpoint_is_read_as_the_kafka_source_writes_it():
         {"a": 1, "@topicIds": {}},
         {"logOffset": 3, "@topicIds": {}},
         {"a": {"x": 1}, "@topicIds": {}},
+        {"a": {"0": 1}, "@topicIds": {}, "@replacements": {"a": {"0": [[1, 2]]}}},
     ],
 )
 def test_checkpoint_of_another_source_is_refused(document):

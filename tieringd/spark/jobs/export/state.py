@@ -209,7 +209,7 @@ def replaced_since(
         for manifest in manifests
         for number in [manifest.partition.partition]
         for one in manifest.replacements
-        if one.base_offset < reached.get(number, 0) and _identity(one) not in _known(state, manifest)
+        if one.base_offset < reached.get(number, 0) and one.identity not in _known(state, manifest)
     )
 
 
@@ -224,8 +224,8 @@ def pinned(
     pins = dict(state.replacements or {})
     for manifest in manifests:
         number = manifest.partition.partition
-        known = {_identity(one) for one in pins.get(number, ())}
-        added = [one for one in manifest.replacements if _identity(one) not in known]
+        known = {one.identity for one in pins.get(number, ())}
+        added = [one for one in manifest.replacements if one.identity not in known]
         if added:
             pins[number] = (*pins.get(number, ()), *added)
     noted = (*state.replaced, *(one for one in replaced if one not in state.replaced))
@@ -253,8 +253,4 @@ def _known(state: ExportState, manifest: PartitionManifest) -> set[tuple[int, in
         known = [one for one in manifest.replacements if one.replaced_at_ms <= state.committed_at_ms]
     else:
         known = list(state.replacements.get(manifest.partition.partition, ()))
-    return {_identity(one) for one in known}
-
-
-def _identity(one: Replacement) -> tuple[int, int, int]:
-    return one.base_offset, one.last_offset, one.leader_epoch
+    return {one.identity for one in known}
