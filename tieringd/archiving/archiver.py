@@ -53,6 +53,7 @@ from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.upload_plan import (
+    MissingRange,
     UploadLimits,
     UploadPlan,
     plan_uploads,
@@ -255,6 +256,15 @@ class Archiver(LeadershipLogger):
         """Return the last manifest that was certain under this leader epoch; None before the first one."""
         return self._claim.held_manifest
 
+    @property
+    def lost_offsets(self) -> MissingRange | None:
+        """
+        Return the offsets after the archive's end that neither the log nor a pin has; None without them.
+
+        Two observations have shown it. It is no gap yet while no segment follows that can be stored.
+        """
+        return self._gaps.lost
+
     def confirm_leadership(self, confirmation: LeadershipConfirmation) -> None:
         """Note that the cluster names this broker the leader, as long as *confirmation* says so."""
         self._uploader.confirm_leadership(confirmation)
@@ -390,7 +400,7 @@ class Archiver(LeadershipLogger):
         is_changed = stored.version != version_before
         has_acted = bool(plan.slices or trimmed or expired or is_changed)
         is_held = left.held_by_transaction or self._trimmer.held_bytes
-        if not (has_acted or self.quarantine_fault or is_held):
+        if not (has_acted or self.quarantine_fault or is_held or self._gaps.is_unsure):
             self._rests_on, self._rests_since_ms = seen, self._clock()
             self._rests_until_ms = self._due_ms(stored.existing, seen)
         return StepResult(

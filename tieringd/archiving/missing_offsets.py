@@ -27,7 +27,7 @@ from tieringd.policies.upload_plan import MissingRange, UploadPlan
 class GapRecorder(PartitionLogger):
     """Record the gaps of one partition. Owned by its archiver, used within its step."""
 
-    __slots__ = ("_claim", "_missed", "_now_ms", "_partition")
+    __slots__ = ("_claim", "_missed", "_now_ms", "_partition", "lost")
 
     def __init__(self, partition: TopicIdPartition, *, claim: Claim, now_ms: Callable[[], int]) -> None:
         self._claim = claim
@@ -35,6 +35,13 @@ class GapRecorder(PartitionLogger):
         self._partition = partition
         self._missed: tuple[int, MissingRange] | None = None
         """The missing range that an earlier observation showed, with the number of that observation."""
+        self.lost: MissingRange | None = None
+        """The missing range that two observations showed; also while no segment follows that is stored."""
+
+    @property
+    def is_unsure(self) -> bool:
+        """Say whether only one observation has shown missing offsets, so that the next one decides."""
+        return self._missed is not None and self.lost is None
 
     def missing(self, plan: UploadPlan, seen: Observation) -> tuple[Gap | None, bool]:
         """
@@ -45,11 +52,11 @@ class GapRecorder(PartitionLogger):
         begins where the gap ends. Also returns whether the plan may be acted on.
         """
         missing = plan.missing
-        if missing is None or not plan.slices:
-            self._missed = None
-            return None, missing is None
+        if missing is None:
+            self._missed = self.lost = None
+            return None, True
         if self._missed is None or not _covers(self._missed[1], missing):
-            self._missed = (seen.scan_number, missing)
+            self._missed, self.lost = (seen.scan_number, missing), None
             self._log.warning(
                 "local log begins after the archive's end; looking again before a gap is recorded",
                 archive_next_offset=missing.base_offset,
@@ -58,6 +65,9 @@ class GapRecorder(PartitionLogger):
             )
             return None, False
         if self._missed[0] == seen.scan_number:
+            return None, False
+        self.lost = missing
+        if not plan.slices:
             return None, False
         reason = "the broker removed these offsets before they were copied"
         return Gap(missing.base_offset, missing.last_offset, reason, self._now_ms()), True

@@ -29,6 +29,7 @@ from tieringd.reading.partition_reader import (
     HeldRead,
     PartitionReader,
     PassageBatch,
+    passage,
     unfinished_reads,
 )
 from tieringd.storage.at_once import cancelled
@@ -61,6 +62,8 @@ class ArchiveRead(HeldRead):
     has_begun: bool = False
     is_over: bool = False
     """False if the read is late."""
+    is_lost: bool = False
+    """Whether what is held moves the client past offsets that are lost, by what was known at the read."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -191,7 +194,8 @@ class ArchiveReads:
         before.timer.cancel()
         read = before.read
         # A read that has found nothing is read anew: the archive may have the offset by now.
-        return None if read.is_over and read.held is None and read.error is None else before
+        has_found = read.held is not None and not read.is_lost
+        return None if read.is_over and not has_found and read.error is None else before
 
     def _give_up(self, place: tuple[PartitionKey, int]) -> None:
         """End a read that no Fetch took over. One that still waits is a fault of the store."""
@@ -240,8 +244,10 @@ class ArchiveReads:
                 read.close()
                 await self._find_and_hold(read, key, offset, since=begun_at)
             await self._confirm(read, key, offset)
-            if read.found is not None and read.held is None and read.found.is_pinned(offset):
-                raise StorageUnavailable(f"offset {offset} is not in the archive yet")
+            if read.found is not None and read.held is None:
+                if read.found.is_pinned(offset):
+                    raise StorageUnavailable(f"offset {offset} is not in the archive yet")
+                await self._pass_lost(read, key, offset)
         except TieringError as error:
             read.close()
             read.error = error
@@ -274,6 +280,35 @@ class ArchiveReads:
         read.found = found
         if offset < found.deleted_before:
             read.close()
+
+    async def _pass_lost(self, read: ArchiveRead, key: PartitionKey, offset: int) -> None:
+        """
+        Hold a passage over offsets that left the broker before they were archived, and are not a gap yet.
+
+        The broker's answer would have a client that resets to the earliest offset read the whole archive
+        again, and then again.
+
+        Raises:
+            StorageUnavailable: The archive may still get the offset, or the log has changed.
+        """
+        if read.found is None or not read.found.is_before_log(offset):
+            return
+        # The bounds and the scan are as old as the read, which may have taken long.
+        read.found = found = await self._partitions.find(*key)
+        if found is None or not found.is_before_log(offset) or found.is_pinned(offset):
+            raise StorageUnavailable(f"what has offset {offset} has changed while it was looked up")
+        unarchived, bounds = found.unarchived, found.bounds
+        if unarchived is None or bounds is None:
+            # Nothing says whether the offset is lost.
+            return
+        next_offset = min(unarchived.lost_before, bounds.log_start_offset)
+        if offset < next_offset:
+            read.held, read.is_lost = passage(found.manifest, offset, next_offset=next_offset), True
+        elif unarchived.is_undecided(offset):
+            raise StorageUnavailable(
+                f"offset {offset} is neither in the archive nor in the broker's log; the next rounds tell "
+                "whether it is lost"
+            )
 
     async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | PassageBatch | None:
         """

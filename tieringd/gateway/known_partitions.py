@@ -24,6 +24,26 @@ FORGOTTEN_AFTER_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
+class UnarchivedOffsets:
+    """What the last scan showed of the offsets between a partition's archive and the broker's log."""
+
+    lost_before: int
+    """Two scans found no offset before it after the archive's end, in no file and no pin; 0 without such."""
+    log_start_offset: int
+    """Where the broker's log began."""
+    active_offset: float
+    """Where its active segment begins; infinity without one. Closed segments are archived soon, or lost."""
+
+    def is_undecided(self, offset: int) -> bool:
+        """
+        Say whether the archive may still get *offset*, which the broker's log no longer has.
+
+        Inside the active segment only a user deletes, and nothing else is going to happen.
+        """
+        return offset >= self.log_start_offset or offset < self.active_offset
+
+
+@dataclass(frozen=True, slots=True)
 class ReadablePartition:
     """What is known of one partition."""
 
@@ -40,6 +60,16 @@ class ReadablePartition:
     """
     as_of: float = -math.inf
     """When the oldest of this was true, by the monotonic clock, which all processes of a host share."""
+    unarchived: UnarchivedOffsets | None = None
+    """None where this daemon does not archive the partition under the broker's leader epoch."""
+
+    def is_before_log(self, offset: int) -> bool:
+        """Say whether *offset* is between the archive's end and the start of the broker's log."""
+        return (
+            self.bounds is not None
+            and self.manifest.segment_count > 0
+            and max(self.manifest.next_offset, self.deleted_before) <= offset < self.bounds.log_start_offset
+        )
 
     def is_pinned(self, offset: int) -> bool:
         """Say whether a pin holds *offset*: the archive will have it."""

@@ -27,6 +27,7 @@ from tieringd.gateway.known_partitions import (
     PartitionName,
     PublishedNames,
     ReadablePartition,
+    UnarchivedOffsets,
     hidden_at_most,
     hidden_in,
     name_of,
@@ -63,6 +64,7 @@ class FoundPartition(NamedTuple):
     pins: tuple[Pin, ...]
     deleted_before: int
     as_of: float
+    unarchived: UnarchivedOffsets | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,9 @@ class PublishedPartitions:
             spare = next((one for one in self._kept if one not in self._deletions), None)
             if spare is not None:
                 del self._kept[spare]
-        found = ReadablePartition(manifest, told.bounds, told.pins, told.deleted_before, told.as_of)
+        found = ReadablePartition(
+            manifest, told.bounds, told.pins, told.deleted_before, told.as_of, told.unarchived
+        )
         return _Answer(told.as_of, found)
 
     def _without_deleted(self, found: ReadablePartition | None) -> ReadablePartition | None:

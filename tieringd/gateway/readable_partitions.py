@@ -51,6 +51,7 @@ from tieringd.gateway.known_partitions import (
     PublishedNames,
     ReadablePartition,
     TopicNames,
+    UnarchivedOffsets,
     hidden_at_most,
     hidden_in,
     name_of,
@@ -252,7 +253,8 @@ class ReadablePartitions:
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
                 hidden = self._hidden_in(manifest, partition)
-                return ReadablePartition(manifest, bounds, pins, hidden, as_of)
+                unarchived = self._unarchived(leadership, manifest)
+                return ReadablePartition(manifest, bounds, pins, hidden, as_of, unarchived)
         read = self._manifest_reads.get(partition)
         if read is None or read.at < max(since, self._now() - FRESH_SECONDS):
             read = await self._read_manifest(partition, read)
@@ -261,6 +263,19 @@ class ReadablePartitions:
             return None
         hidden = self._hidden_in(manifest, partition)
         return ReadablePartition(manifest, bounds, pins, hidden, min(as_of, read.at))
+
+    def _unarchived(self, leadership: Leadership, manifest: PartitionManifest) -> UnarchivedOffsets | None:
+        archived = self._reconciler.archived_one(leadership)
+        if archived is None:
+            return None
+        archiver, seen = archived
+        lost, segments = archiver.lost_offsets, seen.log.segments
+        return UnarchivedOffsets(
+            # A cut of the archive's end leaves offsets that no observation has looked for yet.
+            lost.last_offset + 1 if lost is not None and lost.base_offset <= manifest.next_offset else 0,
+            seen.bounds.log_start_offset,
+            segments[-1].base_offset if segments else math.inf,
+        )
 
     def _local_log(self, partition: TopicIdPartition) -> LocalLog:
         """Return the log of a partition on this broker; without segments where no round reads them."""

@@ -163,6 +163,14 @@ class PassageBatch:
         return ArchivedBatches(len(self._data), release_nothing, data=memoryview(self._data))
 
 
+def passage(manifest: PartitionManifest, offset: int, *, next_offset: int) -> PassageBatch:
+    """Return a batch that moves clients from *offset* to *next_offset*, or as far as one batch can."""
+    last_offset = min(next_offset - 1, offset + _LAST_OFFSET_DELTA_MAX)
+    # Never a negative time, which clients would ask for as one of Kafka's special ones.
+    timestamp_ms = max(manifest.segments.latest_timestamp_ms or 0, 0)
+    return PassageBatch(encode_passage(offset, last_offset=last_offset, timestamp_ms=timestamp_ms))
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeldRead:
     """The batches of one partition that are held for a response, until they are taken or given back."""
@@ -274,10 +282,7 @@ class PartitionReader:
                 at = max(at, found.chunk.next_offset)
                 chunk = layout.holding(at)
         # No records follow in this piece: the rest is a gap, or was compacted away.
-        last_offset = min(manifest.next_offset - 1, offset + _LAST_OFFSET_DELTA_MAX)
-        # Never a negative time, which clients would ask for as one of Kafka's special ones.
-        timestamp_ms = max(segments.latest_timestamp_ms or 0, 0)
-        return PassageBatch(encode_passage(offset, last_offset=last_offset, timestamp_ms=timestamp_ms))
+        return passage(manifest, offset, next_offset=manifest.next_offset)
 
 
 def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches | None:

@@ -270,6 +270,144 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
         assert await behind.fetch(4) == {0: "try again"}
 
 
+async def lost_segment(daemon, writer):
+    """Let the broker's retention delete the segment from offset 3 before it is archived. No other follows."""
+    await daemon.round()
+    writer.closed_segment()
+    while writer.log_start_offset < writer.next_offset:
+        writer.drop_head()
+    writer.append()
+    assert writer.bounds().log_start_offset == 6
+
+
+@virtually
+async def test_client_is_moved_past_offsets_that_are_lost(tmp_path, store, daemon):
+    """
+    Offsets that neither the archive nor the broker has are passed over, once two scans have missed them.
+
+    Until then the client tries again: the broker's answer would make it read the whole archive again.
+    """
+    writer = daemon.writers[0]
+    async with serving(tmp_path, store, daemon) as behind:
+        await lost_segment(daemon, writer)
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        found = await behind.partitions.find("orders", 0)
+        assert (found.manifest.next_offset, found.bounds.log_start_offset) == (3, 6)
+        # No scan has seen the broker's deletion.
+        assert await behind.fetch(4) == {0: "try again"}
+        await daemon.round()
+        # One scan has.
+        assert await behind.fetch(4) == {0: "try again"}
+        await daemon.round()
+        assert await passage_of(behind, 4) == (4, 5)
+        assert await passage_of(behind, 3) == (3, 5)
+        assert await behind.fetch(6) == {}
+        assert stored_manifest(store, writer).gaps == ()
+        writer.roll()
+        await daemon.round()
+        await daemon.round()
+        assert stored_manifest(store, writer).gap_offsets == 3
+        assert await behind.fetch(4) == {0: [6]}
+
+
+async def passage_of(behind, offset):
+    """Return the first and the last offset of the only batch that a Fetch of partition 0 gets."""
+    asked = {("orders", 0): AskedPartition(offset, 1 << 20)}
+    found = await behind.answers.fetch(
+        FetchQuestion(asked, 1 << 20, needs_a_batch=True, read_committed=False)
+    )
+    (answer,) = found.partitions.values()
+    data = b"".join(answer.records)
+    found.release()
+    header = parse_header(data)
+    assert header.size_bytes == len(data)
+    assert header.is_control
+    return header.base_offset, header.last_offset
+
+
+@virtually
+async def test_client_is_moved_no_further_than_to_the_next_pin(tmp_path, store, writers):
+    """The records of a pin are archived once the store is back, and the client waits for them."""
+    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
+    pin_root.mkdir()
+    daemon, writer = Daemon(tmp_path, store, writers, pin_root=pin_root), writers[0]
+    async with serving(tmp_path, store, daemon) as behind:
+        await lost_segment(daemon, writer)
+        writer.roll()
+        for _ in range(200):
+            store.fail_next("put", lambda: StorageUnavailable("away"))
+        await daemon.round()
+        assert daemon.pinned(writer) == [6]
+        writer.drop_head()
+        for _ in range(2):
+            writer.append()
+            await daemon.round()
+        found = await behind.partitions.find("orders", 0)
+        assert (found.manifest.next_offset, found.bounds.log_start_offset) == (3, 9)
+        assert await passage_of(behind, 3) == (3, 5)
+        assert await behind.fetch(6) == {0: "try again"}
+
+
+@virtually
+async def test_offsets_that_an_upload_still_has_open_are_not_passed_over(tmp_path, store, daemon):
+    """The broker has deleted the segment while it was uploaded; the archive has it in the end."""
+    writer = daemon.writers[0]
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        store.latency_seconds = 3 * INTERVAL_SECONDS
+        writer.closed_segment()
+        await daemon.round()
+        writer.drop_head()
+        writer.drop_head()
+        seen = set()
+        for _ in range(100):
+            answer = (await behind.fetch_once(4, wait_seconds=1))[0]
+            seen.add(str(answer))
+            if answer == [3]:
+                break
+            await asyncio.sleep(1)
+        assert seen == {"try again", "[]", "[3]"}
+        assert stored_manifest(store, writer).gaps == ()
+
+
+@virtually
+async def test_lost_offsets_are_looked_up_again_after_an_election(tmp_path, store, daemon):
+    """The archiver of the new leader epoch has missed nothing yet: its log may have other records there."""
+    writer = daemon.writers[0]
+    async with serving(tmp_path, store, daemon) as behind:
+        await lost_segment(daemon, writer)
+        for _ in range(2):
+            await daemon.round()
+        assert await passage_of(behind, 4) == (4, 5)
+        daemon.broker.epochs[writer.name] = 1
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        # No archiver under this epoch: the broker's answer is right as far as is known.
+        assert await behind.fetch(4) == {}
+        writer.begin_epoch(1)
+        await daemon.round()
+        assert await behind.fetch(4) == {0: "try again"}
+        await daemon.round()
+        assert await passage_of(behind, 4) == (4, 5)
+
+
+@virtually
+async def test_late_read_that_found_lost_offsets_is_not_taken_over(tmp_path, store, daemon):
+    """A passage rests on what was known at that moment. The broker may have the offsets at the next Fetch."""
+    writer = daemon.writers[0]
+    async with serving(tmp_path, store, daemon) as behind:
+        await lost_segment(daemon, writer)
+        for _ in range(2):
+            await daemon.round()
+        store.latency_seconds = 2
+        assert await behind.fetch_once(4, wait_seconds=0.5) == {0: []}
+        await asyncio.sleep(10)
+        store.latency_seconds = 0
+        # The log of the next leader begins earlier.
+        writer.log_start_offset = 3
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        assert await behind.fetch_once(4) == {}
+
+
 @pytest.mark.parametrize("fault", ["settings are hidden", "checkpoint is damaged"])
 @virtually
 async def test_offset_that_only_a_pin_has_is_waited_for_while_the_partition_is_unclear(

@@ -108,6 +108,7 @@ def partition_handlers(partitions: ReadablePartitions, publish_names: Callable[[
             found.pins,
             found.deleted_before,
             found.as_of,
+            found.unarchived,
         )
 
     return {
