@@ -74,10 +74,10 @@ class TopicArchive(NoArchive):
 
 
 @asynccontextmanager
-async def running(broker, archive=None, readers=None, **settings):
+async def running(broker, archive=None, readers=None, budget=None, **settings):
     """Run a gateway in front of *broker*. At the end, check that no connection or buffer is left."""
     settings = GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port, **settings)
-    server = GatewayServer(settings, archive, readers=readers)
+    server = GatewayServer(settings, archive, readers=readers, budget=budget)
     await server.start()
     try:
         yield server

@@ -19,6 +19,7 @@ from tieringd.gateway.connection_rates import BURST_SECONDS
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
 from tieringd.reading.partition_reader import PartitionReader
@@ -79,6 +80,9 @@ async def gateway_of(
     metrics: Metrics,
 ) -> AsyncIterator[Gateway]:
     """Build a gateway that serves in this process, and close it at the end."""
+    tls = GatewayTls(config, has_broker=True)
+    settings = gateway_settings(config, tls)
+    budget = MemoryBudget(settings.buffered_bytes)
     answers = RemoteAnswers(
         readable_partitions_of(archive, broker=broker, reconciler=reconciler),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
@@ -86,16 +90,17 @@ async def gateway_of(
         history=archive.history,
         bucket=bucket_name(config) if config.kafka_enable_describe_log_dirs_remote_storage else None,
         may_produce=may_produce,
+        budget=budget,
         now=time.monotonic,
         on_answer=metrics.durations.archived_answer.observe,
         on_topic=metrics.readers.count_topic,
     )
-    tls = GatewayTls(config, has_broker=True)
     server = GatewayServer(
-        gateway_settings(config, tls),
+        settings,
         answers,
         on_failure=metrics.health.task_failed,
         readers=metrics.readers,
+        budget=budget,
     )
     metrics.watch_gateway(server)
     try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -44,6 +44,7 @@ from tieringd.gateway.archive_answers import (
 from tieringd.gateway.archive_reads import ArchiveRead, ArchiveReads
 from tieringd.gateway.known_partitions import KnownPartitions, ReadablePartition
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import Source
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.epoch_history import end_offset_for
@@ -76,6 +77,36 @@ def _ignore_topic(topic: str, source: Source, size_bytes: int) -> None:
     """Take the records of a partition, and do nothing with them."""
 
 
+@dataclass(slots=True)
+class _Answer:
+    """The answer to one Fetch so far."""
+
+    left_bytes: int
+    """How many bytes the client's limit leaves."""
+    needs_a_batch: bool
+    """Whether the next batch is sent whatever its size."""
+    partitions: dict[PartitionKey, PartitionData] = field(default_factory=dict)
+    next_fetches: dict[PartitionKey, NextFetch] = field(default_factory=dict)
+    taken: list[ArchivedBatches] = field(default_factory=list)
+    in_memory_bytes: int = 0
+    """How many bytes of the batches are in memory, and not in files."""
+    is_short: bool = False
+    """Whether a partition has no records because there was no room for them in memory."""
+
+    def add(self, batches: ArchivedBatches) -> None:
+        """Add the batches of one more partition."""
+        self.taken.append(batches)
+        self.left_bytes = max(0, self.left_bytes - batches.size_bytes)
+        self.needs_a_batch = self.needs_a_batch and not batches.size_bytes
+        if batches.data is not None:
+            self.in_memory_bytes += batches.size_bytes
+
+    def close(self) -> None:
+        """Give all batches back."""
+        for one in self.taken:
+            one.close()
+
+
 class RemoteAnswers:
     """The archive's side of a gateway; see `ArchiveAnswers`."""
 
@@ -88,12 +119,15 @@ class RemoteAnswers:
         history: History,
         bucket: str | None,
         may_produce: Callable[[], bool],
+        budget: MemoryBudget,
         now: Callable[[], float],
         on_answer: Callable[[float], None] = _ignore,
         on_topic: Callable[[str, Source, int], None] = _ignore_topic,
     ) -> None:
         """
         Keep the arguments. *may_produce* says whether the disks have room for clients' writes.
+
+        *budget* counts what all connections of the gateway hold in memory; its `GatewayServer` has it too.
 
         *on_answer* gets the seconds of each Fetch that the archive answered. *on_topic* gets the topic, the
         source and the bytes of each partition's archived records.
@@ -106,6 +140,9 @@ class RemoteAnswers:
         self._log_starts = LogStarts(partitions, records, history, now=now)
         self._bucket = bucket
         self._may_produce = may_produce
+        self._budget = budget
+        self._in_memory_bytes = 0
+        """Bytes of the records in memory of all answers that are not sent yet."""
         self._now = now
         self._on_answer = on_answer
         self._on_topic = on_topic
@@ -141,46 +178,51 @@ class RemoteAnswers:
             wait_seconds=question.wait_seconds,
             due=question.due,
         )
-        taken: list[ArchivedBatches] = []
+        answer = _Answer(question.max_bytes, question.needs_a_batch)
         try:
-            answers, next_fetches = self._answers(question, reads, taken)
-            if taken:
+            self._fill(answer, question, reads)
+            if answer.taken:
                 self._on_answer(self._now() - began)
             has_unread = any(not read.is_over for read in reads.values())
+            if answer.is_short and answer.needs_a_batch and question.due is None:
+                for read in reads.values():
+                    read.close()
+                # An empty answer at once would only make the client ask again at once.
+                await asyncio.sleep(began + question.wait_seconds - self._now())
             return ArchivedFetch(
-                answers,
-                lambda: _release(taken),
-                next_fetches,
+                answer.partitions,
+                self._release_of(answer),
+                answer.next_fetches,
                 has_unread=has_unread,
                 waited_for=tuple(name for read in reads.values() for name in read.waited_for),
             )
         except BaseException:
-            _release(taken)
+            answer.close()
             raise
         finally:
             for read in reads.values():
                 read.close()
 
-    def _answers(
-        self,
-        question: FetchQuestion,
-        reads: Mapping[PartitionKey, ArchiveRead],
-        taken: list[ArchivedBatches],
-    ) -> tuple[dict[PartitionKey, PartitionData], dict[PartitionKey, NextFetch]]:
-        """
-        Return the answers, and where reading continues.
+    def _release_of(self, answer: _Answer) -> Callable[[], None]:
+        """Count what *answer* has in memory, and return what gives all of it back."""
+        self._in_memory_bytes += answer.in_memory_bytes
 
-        Batches taken from the reads are added to *taken*.
-        """
-        answers: dict[PartitionKey, PartitionData] = {}
-        next_fetches: dict[PartitionKey, NextFetch] = {}
-        left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
+        def release() -> None:
+            self._in_memory_bytes -= answer.in_memory_bytes
+            answer.close()
+
+        return release
+
+    def _fill(
+        self, answer: _Answer, question: FetchQuestion, reads: Mapping[PartitionKey, ArchiveRead]
+    ) -> None:
+        """Add the partitions to *answer*, with the batches that are taken from *reads*."""
         for key, asked in question.partitions.items():
             read = reads[key]
             if read.error is not None:
-                answers[key] = _try_again(key, read.error)
+                answer.partitions[key] = _try_again(key, read.error)
             elif read.found is None and not read.is_over:
-                answers[key] = NOT_READ_YET
+                answer.partitions[key] = NOT_READ_YET
             if read.error is not None or read.found is None or (read.held is None and read.is_over):
                 # Without an error, the archive does not exist or lacks the offset: the broker's answer
                 # is right.
@@ -189,38 +231,49 @@ class RemoteAnswers:
             if read.is_over and asked.fetch_offset >= log_end_offset:
                 # The broker's answer is right: its log ends there, whatever an archive of before has.
                 continue
-            size_bytes_max = min(left_bytes, asked.max_bytes)
+            size_bytes_max = asked.max_bytes
             if read.found.manifest.next_offset > log_end_offset:
                 # An election has cut the log off, and the archive is not cut back yet. At most one batch is
                 # taken, which has to end before the log does.
                 size_bytes_max = 0
-            batches = read.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
+            batches, has_room = self._take(answer, read, size_bytes_max)
             if batches.size_bytes and batches.next_offset > log_end_offset:
                 batches.close()
-                answers[key] = _try_again(
+                answer.partitions[key] = _try_again(
                     key,
                     StorageUnavailable("the broker's log ends before the archive, which is not cut back yet"),
                 )
                 continue
-            taken.append(batches)
             if batches.size_bytes:
                 source = Source.STORE if read.waited_for else Source.CACHE
                 self._on_topic(read.found.manifest.partition.topic, source, batches.size_bytes)
-            left_bytes = max(0, left_bytes - batches.size_bytes)
-            needs_a_batch = needs_a_batch and not batches.size_bytes
+            answer.add(batches)
             # The broker found the offset out of range, so its own log begins after it.
             log_start_offset = self._log_starts.known_log_start(*key, asked.fetch_offset + 1)
-            answers[key] = _replacement(
+            answer.partitions[key] = _replacement(
                 read.found,
                 batches,
                 # A start after the fetched offset is outdated: it was looked up before this archive existed.
                 log_start_offset=log_start_offset if log_start_offset <= asked.fetch_offset else UNKNOWN,
                 read_committed=question.read_committed,
             )
-            goes_on = _next_fetch(read.found, batches, asked.fetch_offset)
+            goes_on = _next_fetch(read.found, batches, asked.fetch_offset) if has_room else None
             if goes_on is not None:
-                next_fetches[key] = goes_on
-        return answers, next_fetches
+                answer.next_fetches[key] = goes_on
+
+    def _take(self, answer: _Answer, read: ArchiveRead, size_bytes_max: int) -> tuple[ArchivedBatches, bool]:
+        """Take what *answer* has room for. Returns whether there was room in memory as well."""
+        size_bytes_max = min(size_bytes_max, answer.left_bytes)
+        if not read.takes_memory:
+            return read.take(size_bytes_max=size_bytes_max, needs_a_batch=answer.needs_a_batch), True
+        left_bytes = max(self._budget.left - answer.in_memory_bytes, 0)
+        batches = read.take(
+            size_bytes_max=min(size_bytes_max, left_bytes),
+            # One answer at a time may exceed the budget. Otherwise a larger batch could never be sent.
+            needs_a_batch=answer.needs_a_batch and not self._in_memory_bytes,
+        )
+        answer.is_short = answer.is_short or not batches.size_bytes
+        return batches, bool(batches.size_bytes)
 
     async def list_offsets(
         self,
@@ -393,8 +446,3 @@ def _replacement(
         records=batches.pieces,
         aborted=batches.aborted_pairs(read_committed=read_committed),
     )
-
-
-def _release(held: Sequence[ArchivedBatches]) -> None:
-    for one in held:
-        one.close()

@@ -127,12 +127,14 @@ class GatewayServer:
         on_failure: Callable[[str], None] = lambda _: None,
         readers: ReaderCounts | None = None,
         port: SharedPort | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """
         Keep the arguments. *on_failure* gets the name of a task that failed by a defect, for a metric.
 
         *readers* counts the fetches, and tells what requests to the object store cost. With *port* other
-        workers accept clients of the same port, and the limit of connections is one for all of them.
+        workers accept clients of the same port, and the limit of connections is one for all of them. *budget*
+        is that of *archive*; None makes one.
         """
         self._port = port
         self._settings = settings
@@ -142,7 +144,7 @@ class GatewayServer:
             settings,
             archive or NoArchive(),
             memoryview(bytearray(SCRATCH_BYTES)),
-            MemoryBudget(settings.buffered_bytes),
+            budget or MemoryBudget(settings.buffered_bytes),
             ReaderRecords(readers, slow_seconds=settings.slow_fetch_seconds),
             ReadRates(**_rates_of(settings)),
         )

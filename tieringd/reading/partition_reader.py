@@ -13,6 +13,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from tieringd.archive.archive_reader import floor_position
 from tieringd.archive.spillover_manifests import SpilloverManifests
@@ -111,6 +112,11 @@ class HeldBatches:
         self._begin = begin
         self._header = header
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Say whether the chunk is in memory: the cache did not take it."""
+        return self._found.file is None
+
     def close(self) -> None:
         """Give the chunk back."""
         self._found.close()
@@ -152,6 +158,9 @@ class HeldBatches:
 class PassageBatch:
     """A batch without records for users. It moves every client past offsets of which no record is left."""
 
+    is_in_memory: Final = False
+    """Its few bytes do not count."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
@@ -180,6 +189,11 @@ class HeldRead:
     """Whether they are of an older archive, perhaps of another cluster."""
     waited_for: list[str] = field(default_factory=list)
     """The chunks that were awaited from the object store."""
+
+    @property
+    def takes_memory(self) -> bool:
+        """Say whether `take` returns batches in memory, not in a file of the cache."""
+        return self.held is not None and (self.is_history or self.held.is_in_memory)
 
     def note_waits(self) -> None:
         """Note in `waited_for` what the running task awaits from now on."""

@@ -20,6 +20,7 @@ from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.frames import PendingRequest
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.responses import ArchivableResponse
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.reading.partition_reader import PartitionReader
 
 SEGMENTS = 6
@@ -126,6 +127,7 @@ async def slow(tmp_path, store, writers, seconds, **fields):
             history=daemon.archive.history,
             bucket=None,
             may_produce=lambda: True,
+            budget=MemoryBudget(256 << 20),
             now=asyncio.get_running_loop().time,
         )
         store.latency_seconds = seconds

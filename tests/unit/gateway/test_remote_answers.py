@@ -43,6 +43,7 @@ from tieringd.gateway.archive_answers import (
 from tieringd.gateway.published_partitions import PublishedPartitions
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import Leadership
 from tieringd.model.tail_cut import cut_back
@@ -129,6 +130,7 @@ class Behind:
         if place == "worker":
             self.partitions = published(self.partitions, daemon)
         self.host = host
+        self.budget = MemoryBudget(256 << 20)
         self.answers = self.made()
 
     def made(self, *, bucket: str | None = "bucket") -> RemoteAnswers:
@@ -140,6 +142,7 @@ class Behind:
             history=archive.history,
             bucket=bucket,
             may_produce=lambda: True,
+            budget=self.budget,
             now=lambda: asyncio.get_running_loop().time(),
         )
 

@@ -45,6 +45,7 @@ from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.shared_port import listening_socket
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import NoClients
 from tieringd.metrics.restarts import restarted
@@ -303,6 +304,13 @@ async def gateway_worker(parts: WorkerParts) -> AsyncIterator[ServingGateway]:
         now=time.monotonic,
     )
     state = _WorkerState(details.may_produce)
+    tls = GatewayTls(config, has_broker=True)
+
+    def settings_of(config: Config) -> GatewaySettings:
+        return divided(gateway_settings(config, tls), parts.start.workers)
+
+    settings = settings_of(config)
+    budget = MemoryBudget(settings.buffered_bytes)
     answers = RemoteAnswers(
         partitions,
         PartitionReader(parts.cache.hydrator, archive.manifests.spillovers),
@@ -310,23 +318,20 @@ async def gateway_worker(parts: WorkerParts) -> AsyncIterator[ServingGateway]:
         history=archive.history,
         bucket=bucket_name(config) if config.kafka_enable_describe_log_dirs_remote_storage else None,
         may_produce=lambda: state.may_produce,
+        budget=budget,
         now=time.monotonic,
         on_answer=metrics.durations.archived_answer.observe,
         on_topic=metrics.readers.count_topic,
     )
     if (prices := LIST_PRICES.get(config.backend or "")) is not None:
         metrics.watch_cost(prices)
-    tls = GatewayTls(config, has_broker=True)
-
-    def settings_of(config: Config) -> GatewaySettings:
-        return divided(gateway_settings(config, tls), parts.start.workers)
-
     server = GatewayServer(
-        settings_of(config),
+        settings,
         answers,
         on_failure=metrics.health.task_failed,
         readers=metrics.readers,
         port=parts.port,
+        budget=budget,
     )
     metrics.watch_gateway(server)
     parts.handlers.update(
