@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from weakref import WeakValueDictionary
 
 from crc32c import crc32c
@@ -297,25 +296,7 @@ class LogReader:
                 manifest is missing.
             CorruptDataError: Stored bytes are damaged.
         """
-        for number in range(len(await self._parts(is_fresh=False))):
-            async with aclosing(self._read(partial(self._part, number), read_committed)) as records:
-                async for record in records:
-                    yield record
-        async with aclosing(self._read(self._own, read_committed)) as records:
-            async for record in records:
-                yield record
-
-    async def _read(
-        self,
-        load: Callable[[bool], Awaitable[PartitionManifest]],
-        read_committed: bool,  # noqa: FBT001 passed on, and named everywhere else
-    ) -> AsyncGenerator[Record]:
-        """
-        Yield the records of one archive from `next_offset` to its end.
-
-        *load* returns the archive's manifest. It is called with True to read a newer one.
-        """
-        manifest = await load(False)
+        manifest = await self._following(is_fresh=False)
         while True:
             try:
                 reading = self._records.records(
@@ -329,33 +310,34 @@ class LogReader:
                         self.next_offset = record.offset + 1
                         yield record
             except ObjectNotFound:
-                newer = await load(True)
+                newer = await self._following(is_fresh=True)
                 if newer == manifest:
                     raise
                 manifest = newer
             else:
                 self.next_offset = max(self.next_offset, manifest.next_offset)
-                return
+                if manifest.partition == self._partition:
+                    return
+                manifest = await self._following(is_fresh=False)
 
-    async def _parts(self, *, is_fresh: bool) -> tuple[PartitionManifest, ...]:
-        if self._history is None:
-            return ()
+    async def _following(self, *, is_fresh: bool) -> PartitionManifest:
+        """
+        Return the manifest of the oldest archive that ends after `next_offset`, or the partition's own.
+
+        A deletion by a user may take the first archives out of the list at any time, so none has a number.
+        """
         own = await self._load()
-        return await self._history.parts(
-            self._partition,
-            start_offset=own.start_offset,
-            deleted_before=own.deleted_before,
-            is_fresh=is_fresh,
-        )
-
-    async def _part(self, number: int, is_fresh: bool) -> PartitionManifest:  # noqa: FBT001 as `_own` has it
-        parts = await self._parts(is_fresh=is_fresh)
-        if number >= len(parts):
-            raise ObjectNotFound(f"the history of {self._partition} no longer exists")
-        return self._begun(parts[number])
-
-    async def _own(self, is_fresh: bool) -> PartitionManifest:  # noqa: ARG002, FBT001 it is never kept
-        return self._begun(await self._load())
+        if self._history is not None:
+            parts = await self._history.parts(
+                self._partition,
+                start_offset=own.start_offset,
+                deleted_before=own.deleted_before,
+                is_fresh=is_fresh,
+            )
+            for part in parts:
+                if part.next_offset > self.next_offset:
+                    return self._begun(part)
+        return self._begun(own)
 
     async def _load(self) -> PartitionManifest:
         manifest = (await self._manifests.load(self._partition)).manifest

@@ -12,10 +12,11 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.spilling import filled, make_parts_small
 from tests.fakes.store import restore, rot
+from tieringd.archive.record_deletion import delete_archived
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.object_keys import TopicKey, history_link_key
-from tieringd.model.manifest_parts import Gap
+from tieringd.formats.object_keys import TopicKey, data_key, history_link_key, index_key
+from tieringd.model.manifest_parts import Gap, RecordDeletion
 from tieringd.policies.chunk_layout import GONE
 from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, REFRESH_AFTER_MS, History, LogReader
 
@@ -240,3 +241,62 @@ async def test_links_of_the_topics_asked_for_last_are_kept(writer, store, archiv
     assert await requests_for(*range(9)) == 9
     assert await requests_for(6, 7, 8) == 0
     assert await requests_for(5) == 1
+
+
+@pytest.mark.parametrize("before_offset", [2, 6, 9, 12, 20])
+async def test_reader_skips_only_what_a_user_deletes_meanwhile(
+    tmp_path, store, archive, clock, before_offset
+):
+    """Archives that a deletion takes out of the history do not move the reader past those after them."""
+    history = History(store, archive.manifests, now_ms=clock)
+    for number in range(4):
+        writer, _ = await old_archive(tmp_path, store, number, first_offset=6 * number)
+        if number:
+            await history.link(linked(number, 6 * number))
+    own, found = writer.identified, []
+    reader = LogReader(
+        own,
+        manifests=archive.manifests,
+        records=archive.records,
+        from_offset=0,
+        on_gap=lambda gap: None,
+        history=history,
+    )
+    async for record in reader.records(read_committed=False):
+        found.append(record.offset)
+        if record.offset == 2:
+            deletion = RecordDeletion(before_offset, 1 << 20)
+            await delete_archived(archive.manifests, own, deletion, now_ms=clock)
+    # The archive that is being read is read to its end.
+    assert found == [offset for offset in range(24) if offset < 6 or offset >= before_offset]
+    assert reader.next_offset == 24
+
+
+async def test_reader_goes_on_with_the_next_archive_when_an_object_of_a_deleted_one_is_gone(
+    tmp_path, store, archive, clock
+):
+    """The newest list no longer has the archive that is being read."""
+    history = History(store, archive.manifests, now_ms=clock)
+    manifests = []
+    for number in range(3):
+        writer, manifest = await old_archive(tmp_path, store, number, first_offset=6 * number)
+        manifests.append(manifest)
+        if number:
+            await history.link(linked(number, 6 * number))
+    own, found = writer.identified, []
+    reader = LogReader(
+        own,
+        manifests=archive.manifests,
+        records=archive.records,
+        from_offset=0,
+        on_gap=lambda gap: None,
+        history=history,
+    )
+    async for record in reader.records(read_committed=False):
+        found.append(record.offset)
+        if record.offset == 2:
+            await delete_archived(archive.manifests, own, RecordDeletion(6, 1 << 20), now_ms=clock)
+            oldest = manifests[0]
+            for name in (data_key, index_key):
+                await store.delete_many([name(oldest.partition, oldest.segments[1])])
+    assert found == [0, 1, 2, *range(6, 18)]
