@@ -172,7 +172,7 @@ class Replica(LogWriter):
     def pins(self) -> list[tuple[int, int]]:
         """Return the bounds of each pinned segment."""
         names = sorted(each.stem for each in self._pins.glob("*-*.log"))
-        return [(int(base), int(following)) for base, following in (name.split("-") for name in names)]
+        return [(int(base), int(following)) for base, following, *_ in (name.split("-") for name in names)]
 
     def fetch(self, leader: Replica, count: int) -> None:
         """Follow *leader*: give up what it does not hold, then take up to *count* batches from it."""
@@ -214,8 +214,12 @@ class Replica(LogWriter):
             self._write_epochs()
 
     def _note_deletion(self, base_offset: int, next_offset: int, *, is_requested: bool) -> None:
-        pin = self._pins / f"{base_offset:020d}-{next_offset:020d}.log"
-        is_pinned = pin.exists() and pin.samefile(self.log_path(base_offset))
+        # Of an active segment, the name may tell another end, and the pin holds all of the file.
+        pins = [
+            *self._pins.glob(f"{base_offset:020d}-{next_offset:020d}.log"),
+            *self._pins.glob(f"{base_offset:020d}-*-open.log"),
+        ]
+        is_pinned = any(pin.samefile(self.log_path(base_offset)) for pin in pins)
         pinned_at = asyncio.get_running_loop().time() if is_pinned else None
         self.deletions.append(Deletion(base_offset, next_offset, is_pinned or is_requested, pinned_at))
 

@@ -34,6 +34,7 @@ from tieringd.archiving.pinner import Pinner
 from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
 from tieringd.broker.log_dir import ChangeReports, LogDirScan, NoReports
+from tieringd.broker.pins import with_true_ends
 from tieringd.config import Config, TopicConfig
 from tieringd.errors import (
     BrokerDenied,
@@ -56,7 +57,7 @@ from tieringd.model.partition import (
     TopicIdPartition,
     TopicPartition,
 )
-from tieringd.policies.pinning import Pin, judged, with_pins
+from tieringd.policies.pinning import NO_PINS, Pin, judged, with_pins
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -616,7 +617,10 @@ class Observer:
                 # Pins are read first: a file that the broker deletes in between is then at least among the
                 # pins.
                 pinned = pins_of(partition)
-                files.append(judged(read_log(partition, translations.get(partition.path, ())), pinned))
+                local_log = read_log(partition, translations.get(partition.path, ()))
+                if pinned is not NO_PINS:
+                    pinned = with_true_ends(local_log, pinned)
+                files.append(judged(local_log, pinned))
             except (LocalFileError, CorruptDataError) as error:
                 problems[partition.path] = str(error)
                 unclear.add(partition.topic_partition)

@@ -22,6 +22,7 @@ from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import LocalSegment
 from tieringd.policies.pinning import NO_PINS, Pin, PinnedLog, PinPlan, pins_over_budget, plan_pins
 
 log = structlog.get_logger(__name__)
@@ -236,7 +237,7 @@ class Pinner:
         if local_log.segments and (plan.make or is_pinned_here):
             self._note(directory, local_log)
         for segment in plan.make:
-            directory.make(local_log.partition, segment)
+            _make_pin(directory, local_log, segment)
         if plan.make:
             # The broker may have deleted all of these since the scan: then there is nothing to note.
             directory.tidy(local_log.partition)
@@ -256,7 +257,7 @@ class Pinner:
         try:
             for segment in () if plan.stray else plan.make:
                 if directory is not None and segment.base_offset not in pinned:
-                    directory.make(facts.log.partition, segment)
+                    _make_pin(directory, facts.log, segment)
         except LocalFileError as error:
             self._count_failure(error)
 
@@ -324,6 +325,12 @@ class Pinner:
 
     def _unknown_in(self, directory: PinDirectory) -> set[str]:
         return {path for path in self._unknown if path.startswith(f"{directory.root}/")}
+
+
+def _make_pin(directory: PinDirectory, local_log: LocalLog, segment: LocalSegment) -> None:
+    """Pin a segment of *local_log*."""
+    is_open = segment.base_offset == local_log.segments[-1].base_offset
+    directory.make(local_log.partition, segment, is_open=is_open)
 
 
 def _in(directory: PinDirectory, pins: Sequence[Pin]) -> list[Pin]:

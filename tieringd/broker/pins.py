@@ -2,6 +2,7 @@
 Pins on disk: hard links of closed segments, in a directory of our own beside the log directory.
 
     {root}/{topic}-{partition}_{topic_id}/{base}-{next}.log             and its side files
+    {root}/{topic}-{partition}_{topic_id}/{base}-{next}-open.log        the same, of an active segment
     {root}/{topic}-{partition}_{topic_id}/leader-epoch-checkpoint       a copy of the log's
     {root}/{topic}-{partition}_{topic_id}/anchor                        a link to its last segment
     {root}/{topic}-{partition}_{topic_id}/{base}-{next}-{inode}.stray   a pin that is set aside
@@ -11,6 +12,10 @@ A directory's name that is longer than 255 bytes is cut, and ends with `~` and a
 The two files in the middle describe the log at the last note (`PinDirectory.note`). With them
 `policies.pinning` decides whether a pin belongs to the current log. A pin that is set aside is data without
 side files, for an operator to inspect, keep or remove.
+
+The broker may append to a pinned active segment, and its log may end elsewhere than the bounds said that were
+asked for later. So `{next}` of such a pin is a hint. Where the log does not have the file any more,
+`with_true_ends` finds the end in the file.
 
 The root is on the log directory's filesystem, since a hard link cannot leave it, and outside
 the log directory, since Kafka does not start when it finds an unknown directory there. A pin
@@ -28,11 +33,13 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
-from tieringd.errors import ConfigError, LocalFileError
+from tieringd.broker.segment_file import end_by_headers
+from tieringd.errors import ConfigError, CorruptDataError, LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
@@ -42,7 +49,9 @@ from tieringd.policies.pinning import NO_PINS, Pin, PinnedLog
 _NAME_BYTES_MAX: Final = 255
 """The longest name that Linux's file systems take. Topic names are ASCII."""
 _DIGEST_LENGTH: Final = 32
-_NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stray)")
+_NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?P<open>-open)?(?:\.log|-\d+\.stray)")
+_OPEN: Final = "-open"
+_REMEMBERED_ENDS: Final = 4096
 _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
 _NEW: Final = ".new"
@@ -145,17 +154,20 @@ class PinDirectory:
                 _tidy(directory)
         return tuple(aside)
 
-    def make(self, partition: LocalPartition, segment: LocalSegment) -> None:
+    def make(self, partition: LocalPartition, segment: LocalSegment, *, is_open: bool = False) -> None:
         """
-        Link a closed segment's files. If the segment's path is another file by now, nothing is kept.
+        Link a segment's files. If the segment's path is another file by now, nothing is kept.
+
+        With *is_open* it is the active segment, and its `next_offset` where it ended lately.
 
         Raises:
             LocalFileError: A link cannot be made; the message gives the reason.
         """
-        assert segment.next_offset is not None, "only closed segments are pinned"
+        assert segment.next_offset is not None, "a pin's name has an end"
         directory = self._directory(partition)
         # Suffixes such as `log` are added from LogFileKind, so the dot stays.
-        stem = f"{directory}/{segment.base_offset:020d}-{segment.next_offset:020d}."
+        mark = _OPEN if is_open else ""
+        stem = f"{directory}/{segment.base_offset:020d}-{segment.next_offset:020d}{mark}."
         source = segment.path.removesuffix(LogFileKind.LOG.value)
         snapshot = encode_file_name(segment.next_offset, LogFileKind.PRODUCER_SNAPSHOT)
         # The log comes last: its link makes the pin, so every pin has its side files.
@@ -257,6 +269,50 @@ class PinDirectory:
             digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
             name = f"{name[: _NAME_BYTES_MAX - _DIGEST_LENGTH - 1]}~{digest}"
         return f"{self.root}/{name}"
+
+
+def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
+    """
+    Return *found* with the ends that pins of active segments have by now, where *log* lacks their files.
+
+    *log* was read after *found*, so a file that it lacks is appended to no more. Only the files that the log
+    lacks are read. Where a header is damaged, the end stays that of the name: the upload reports the damage.
+
+    Raises:
+        LocalFileError: A pin cannot be read, or is gone.
+    """
+    if not any(pin.is_open for pin in found.all_pins):
+        return found
+    inodes = {segment.inode for segment in log.segments}
+
+    def ended(one: PinnedLog) -> PinnedLog:
+        # Two filesystems number their files alike.
+        pins = tuple(
+            _ended(pin) if pin.is_open and (one.is_elsewhere or pin.segment.inode not in inodes) else pin
+            for pin in one.pins
+        )
+        return replace(one, pins=pins)
+
+    return replace(ended(found), elsewhere=tuple(ended(one) for one in found.elsewhere))
+
+
+def _ended(pin: Pin) -> Pin:
+    path = pin.segment.path
+    with named_errors(path, "be read"):
+        status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
+    # The file may have grown since it was listed.
+    segment = replace(pin.segment, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+    try:
+        next_offset = _end_of_file(segment)
+    except CorruptDataError:
+        return replace(pin, segment=segment)
+    return replace(pin, segment=replace(segment, next_offset=next_offset))
+
+
+@lru_cache(maxsize=_REMEMBERED_ENDS)
+def _end_of_file(segment: LocalSegment) -> int:
+    """Return where a file ends by its headers. Each scan asks, for as long as a store is away."""
+    return end_by_headers(segment)
 
 
 def pin_root(log_dir: str, candidates: Sequence[str]) -> str:
@@ -370,9 +426,11 @@ def _link(segment: LocalSegment, path: str) -> bool:
 
 
 def _side_files(directory: str, segment: LocalSegment) -> list[str]:
-    assert segment.next_offset is not None, "only closed segments are pinned"
     stem = segment.path.removesuffix(LogFileKind.LOG.value)
-    snapshot = encode_file_name(segment.next_offset, LogFileKind.PRODUCER_SNAPSHOT)
+    # The segment's end may have been put right since; the snapshot was linked by the end in the name.
+    name = _NAME.fullmatch(os.path.basename(segment.path))  # noqa: PTH119 - paths are text throughout this layer
+    assert name is not None, "every pin was found by its name"
+    snapshot = encode_file_name(int(name["next"]), LogFileKind.PRODUCER_SNAPSHOT)
     return [*(f"{stem}{kind.value}" for kind in _SIDE_KINDS), f"{directory}/{snapshot}"]
 
 
@@ -416,4 +474,9 @@ def _pin(path: str, status: os.stat_result, name: re.Match[str], anchor: int | N
         modified_ns=status.st_mtime_ns,
     )
     names_of_ours = 2 if status.st_ino == anchor else 1
-    return Pin(segment, is_held=status.st_nlink == names_of_ours, is_stray=path.endswith(_STRAY))
+    return Pin(
+        segment,
+        is_held=status.st_nlink == names_of_ours,
+        is_stray=path.endswith(_STRAY),
+        is_open=name["open"] is not None,
+    )

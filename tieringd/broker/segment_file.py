@@ -183,6 +183,27 @@ def positions_of(fd: int, segment: LocalSegment, offsets: Sequence[int]) -> tupl
     return (*found, *(walk.position for _ in offsets[len(found) :]))
 
 
+def end_by_headers(segment: LocalSegment) -> int:
+    """
+    Return the offset after the last whole batch of a segment's `.log`; its base offset if it has none.
+
+    Raises:
+        OldMagicError: The segment holds message format v0 or v1.
+        CorruptDataError: A header is impossible or out of order.
+        LocalFileError: The file cannot be read, or is shorter than before.
+    """
+    file = OpenSegment.open(segment)
+    try:
+        walk = HeaderWalk(
+            file.read_at, size_bytes=segment.size_bytes, base_offset=segment.base_offset, source=segment.path
+        )
+        for _ in walk.batches():
+            pass
+    finally:
+        file.close()
+    return walk.next_offset
+
+
 def is_inside_batch(segment: LocalSegment, offset: int) -> bool:
     """
     Say whether *offset* is inside a batch of a segment's `.log`, and not its first offset.

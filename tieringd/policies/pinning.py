@@ -40,6 +40,12 @@ class Pin:
     """Whether the broker has deleted the file, so that only the pin holds its bytes."""
     is_stray: bool = False
     """Whether there is no evidence that it belongs before the log: it is kept, and never uploaded."""
+    is_open: bool = False
+    """
+    Whether it was made of an active segment: while the log has the file, the end is only a hint.
+
+    Once the log lacks the file, `broker.pins.with_true_ends` has put the end right.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +195,9 @@ def plan_pins(
 
     None as *next_offset* means that nothing is durable. A closed segment that is not durable gets a pin,
     and so does the active one when the broker may soon close and delete it in one go: then *expiring_end*
-    is its end offset. A pin is released when its segment is durable, or when the log has other bytes in
-    its place: the log was truncated, and the pinned bytes are on no lineage any more.
+    is its end offset. A pin of the active one stays, whatever is appended. A pin is released when its segment
+    is durable, or when the log has other bytes in its place: the log was truncated, and the pinned bytes are
+    on no lineage any more.
 
     A stray pin stays while it may be the only copy of offsets in one of the archive's *gaps*.
     """
@@ -203,7 +210,7 @@ def plan_pins(
     release: list[Pin] = []
     stray: list[Pin] = []
     pinned: set[int] = set()
-    first_offset = log.first_offset
+    first_offset, active = log.first_offset, log.segments[-1] if log.segments else None
     for pin in sorted(pins, key=lambda one: one.segment.base_offset):
         segment = pin.segment
         current = wanted.get(segment.base_offset)
@@ -217,10 +224,7 @@ def plan_pins(
         is_replaced = (
             first_offset is not None
             and segment.base_offset >= first_offset
-            and (
-                current is None
-                or (current.inode, current.next_offset) != (segment.inode, segment.next_offset)
-            )
+            and not _is_pin_of(pin, current, active)
         )
         if is_durable or is_replaced:
             release.append(pin)
@@ -230,6 +234,17 @@ def plan_pins(
         make=tuple(segment for base, segment in sorted(wanted.items()) if base not in pinned),
         release=tuple(release),
         stray=tuple(stray),
+    )
+
+
+def _is_pin_of(pin: Pin, current: LocalSegment | None, active: LocalSegment | None) -> bool:
+    """Say whether *pin* is of *current*, or of the *active* segment, and under a name that is right."""
+    if active is not None and pin.segment.inode == active.inode:
+        # Another end than at the time of the pin does no harm: it is read from the file when it matters.
+        return pin.is_open
+    return current is not None and (current.inode, current.next_offset) == (
+        pin.segment.inode,
+        pin.segment.next_offset,
     )
 
 
@@ -263,13 +278,14 @@ def with_pins(log: LocalLog, pins: Sequence[Pin]) -> tuple[LocalSegment, ...]:
     Return the segments that can be uploaded: those of *log*, preceded by those that only pins hold.
 
     A pinned segment that overlaps the log's first segment, as after the broker deleted records inside it,
-    is left out: the log's own is newer. So are stray pins, and all pins while the log has no segment. Of pins
-    in two places that overlap, the one that begins first counts.
+    is left out: the log's own is newer. So are stray pins, pins without a record, and all pins while the log
+    has no segment. Of pins in two places that overlap, the one that begins first counts.
     """
     first_offset = log.first_offset
     before: list[LocalSegment] = []
     for pin in sorted(pins, key=lambda one: one.segment.base_offset):
-        is_ours = first_offset is not None and _end(pin.segment) <= first_offset and not pin.is_stray
-        if is_ours and (not before or pin.segment.base_offset >= _end(before[-1])):
+        base_offset, end = pin.segment.base_offset, _end(pin.segment)
+        is_ours = first_offset is not None and base_offset < end <= first_offset and not pin.is_stray
+        if is_ours and (not before or base_offset >= _end(before[-1])):
             before.append(pin.segment)
     return (*before, *log.segments)

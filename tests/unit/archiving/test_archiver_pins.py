@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in, written_below
-from tieringd.broker.pins import PinDirectory
+from tieringd.broker.pins import PinDirectory, with_true_ends
 from tieringd.policies.pinning import judged
 
 if TYPE_CHECKING:
     from tieringd.archiving.observer import Observation
+    from tieringd.model.segment import LocalSegment
 
 
 class Pinned:
@@ -29,6 +30,11 @@ class Pinned:
         for segment in log.closed_segments:
             self._directory.make(self.writer.partition, segment)
 
+    def pin_open(self, active: LocalSegment) -> None:
+        """Pin the active segment, with the end that the broker has told."""
+        self._directory.note(self.writer.local_log())
+        self._directory.make(self.writer.partition, active, is_open=True)
+
     def delete(self) -> None:
         """Delete all but the active segment, as Kafka does."""
         while len(self.writer.bases_on_disk) > 1:
@@ -39,7 +45,8 @@ class Pinned:
 
     def observed(self) -> Observation:
         """Return an observation of both."""
-        log, pins = judged(self.writer.local_log(), self._directory.found(self.writer.partition))
+        found, log = self._directory.found(self.writer.partition), self.writer.local_log()
+        log, pins = judged(log, with_true_ends(log, found))
         return replace(observed(self.writer), log=log, pins=pins)
 
 
@@ -111,3 +118,24 @@ async def test_archive_off_the_lineage_is_found_by_the_history_of_the_pins(write
     assert (manifest.epochs, manifest.gaps) == (((1, 0),), ())
     assert await values_in(archive, manifest) == written_below(writer, writer.log_start_offset)
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+async def test_pin_of_a_segment_that_was_rolled_before_its_end_was_asked_is_archived(
+    writer, pinned, archive, broker
+):
+    """A scan reads the files, the broker rolls and appends, and then tells the end of the next segment."""
+    writer.append()
+    active = writer.local_log().segments[-1]
+    writer.roll()
+    writer.append()
+    told_end = writer.bounds().log_end_offset
+    assert told_end == 6
+    pinned.pin_open(replace(active, next_offset=told_end))
+    writer.roll()
+    pinned.delete()
+
+    manifest = await stepped(archiver_of(writer, archive, broker), pinned)
+
+    # The broker deleted the next segment before a scan saw it closed.
+    assert [(one.base_offset, one.last_offset) for one in manifest.segments] == [(0, 2)]
+    assert await values_in(archive, manifest) == written_below(writer, 3)

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.fakes.archive import values_in, written_below
 from tests.fakes.daemons import Daemon
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.errors import BrokerDenied
@@ -188,4 +190,32 @@ async def test_active_segment_that_expires_while_the_store_hangs_is_pinned(make_
         daemon.store.latency_seconds = 0
         await asyncio.sleep(5 * HANGS_SECONDS)
         assert daemon.archived()["orders-0"] == [0, active]
+        assert daemon.pinned(writer) == []
+
+
+@virtually
+async def test_active_segment_that_grows_after_its_pin_is_archived_whole(make_daemon):
+    """The broker appends to it, closes it and deletes it while no scan looks, as beside a stopped daemon."""
+    daemon = make_daemon()
+    writer = daemon.writers[0]
+    daemon.broker.configs["orders"] = {"retention.ms": "10000"}
+    async with daemon.running():
+        await daemon.round()
+        daemon.store.latency_seconds = HANGS_SECONDS
+        writer.append(b"last", b"words")
+        active = writer.bases[-1]
+        daemon.clock.now_ms += 6_000
+        await daemon.round()
+        assert daemon.pinned(writer) == [active]
+        writer.append(b"and", b"more")
+        end = writer.roll()
+        writer.drop_head()
+        writer.drop_head()
+        writer.forget_epochs()
+        daemon.store.latency_seconds = 0
+        await asyncio.sleep(5 * HANGS_SECONDS)
+        assert daemon.status(writer).fault == ""
+        manifest = stored_manifest(daemon.store, writer)
+        assert (manifest.next_offset, manifest.gaps) == (end, ())
+        assert await values_in(daemon.archive, manifest) == written_below(writer, end)
         assert daemon.pinned(writer) == []

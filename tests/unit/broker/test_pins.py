@@ -14,13 +14,14 @@ import pytest
 
 from tests.fakes.log_writer import LogWriter
 from tests.support.unprivileged import unprivileged
-from tieringd.broker.pins import PinDirectory, pin_root
+from tieringd.broker.pins import PinDirectory, pin_root, with_true_ends
 from tieringd.broker.segment_file import OpenSegment, read_broker_indexes, scan_segment_file
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalPartition
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import SegmentSlice
+from tieringd.policies.pinning import PinnedLog
 
 if TYPE_CHECKING:
     from tieringd.policies.pinning import Pin
@@ -130,6 +131,103 @@ def test_pin_keeps_every_byte_when_the_broker_deletes_the_segment(pinned, writer
             assert scan_segment_file(file.fd, SegmentSlice.whole(each.segment)).record_count == 3
         finally:
             file.close()
+
+
+def pinned_open(pins: PinDirectory, writer: LogWriter, end: int) -> Pin:
+    """Pin the active segment, whose end the broker is said to have told, and return the pin."""
+    pins.make(writer.partition, replace(writer.local_log().segments[-1], next_offset=end), is_open=True)
+    (pin,) = pins.found(writer.partition).pins
+    assert (pin.is_open, pin.segment.next_offset) == (True, end)
+    return pin
+
+
+def ended(pins: PinDirectory, writer: LogWriter) -> Pin:
+    """Return the pin as a scan does: the pins are read, then the log, and then the pin's file."""
+    found = pins.found(writer.partition)
+    (pin,) = with_true_ends(writer.local_log(), found).pins
+    return pin
+
+
+@pytest.mark.parametrize("told_end", [9, 12, 15])
+def test_pin_of_an_active_segment_ends_where_its_file_does(pins, writer, told_end):
+    """The broker appends after the pin is made, or rolls before it is asked for the log's end."""
+    writer.append()
+    pinned_open(pins, writer, told_end)
+    assert ended(pins, writer).segment.next_offset == told_end, "the log has the file"
+    writer.append()
+    data = writer.data_of(6)
+    writer.roll()
+    for _ in range(3):
+        writer.drop_head()
+    pin = ended(pins, writer)
+    assert (pin.segment.base_offset, pin.segment.next_offset, pin.is_held) == (6, 12, True)
+    assert Path(pin.segment.path).read_bytes() == data
+    assert pin.segment.size_bytes == len(data)
+
+
+def test_file_that_grows_after_its_pin_was_listed_is_measured_anew(pins, writer):
+    """The broker may append, roll and delete between a scan's read of the pins and that of the log."""
+    writer.append()
+    pinned_open(pins, writer, 9)
+    found = pins.found(writer.partition)
+    writer.append()
+    writer.roll()
+    for _ in range(3):
+        writer.drop_head()
+    (pin,) = with_true_ends(writer.local_log(), found).pins
+    assert pin.segment.next_offset == 12
+    (now,) = pins.found(writer.partition).pins
+    assert pin.segment.identity == now.segment.identity
+
+
+def test_pin_of_an_active_segment_on_another_disk_is_read_whatever_its_number(pins, writer):
+    """A file of the moved log may have the number that the pinned one has on its own disk."""
+    writer.append()
+    pinned_open(pins, writer, 15)
+    elsewhere = replace(pins.found(writer.partition), is_elsewhere=True)
+    found = with_true_ends(writer.local_log(), PinnedLog(elsewhere=(elsewhere,)))
+    assert [pin.segment.next_offset for pin in found.all_pins] == [9]
+
+
+def test_pin_of_an_active_segment_goes_with_its_side_files(pins, writer, tmp_path):
+    """A broker that was restarted has a snapshot of where the active segment ended then."""
+    writer.append()
+    (writer.path / f"{9:020d}.snapshot").write_bytes(b"producer state")
+    pinned_open(pins, writer, 9)
+    assert f"{9:020d}.snapshot" in {Path(name).name for name in tree(tmp_path / "pins")}
+    writer.append()
+    writer.roll()
+    for _ in range(3):
+        writer.drop_head()
+    pin = ended(pins, writer)
+    assert pin.segment.next_offset == 12
+    pins.release(writer.partition, [pin])
+    assert list((tmp_path / "pins").iterdir()) == []
+
+
+def test_damaged_pin_of_an_active_segment_keeps_the_end_of_its_name(pins, writer):
+    """An upload checks each batch, and reports what is damaged."""
+    writer.append()
+    pin = pinned_open(pins, writer, 9)
+    writer.roll()
+    for _ in range(3):
+        writer.drop_head()
+    Path(pin.segment.path).write_bytes(b"no batch, and longer than a header of one, so that it is one" * 3)
+    assert ended(pins, writer).segment.next_offset == 9
+
+
+def test_pin_of_an_active_segment_keeps_its_mark_when_it_is_set_aside(pins, writer):
+    """Its end is found in the file as before: it decides when the pin goes."""
+    writer.append()
+    (aside,) = pins.set_aside(writer.partition, [pinned_open(pins, writer, 9)])
+    writer.append()
+    writer.roll()
+    for _ in range(3):
+        writer.drop_head()
+    pin = ended(pins, writer)
+    assert (pin.segment.path, pin.is_stray, pin.segment.next_offset) == (aside.segment.path, True, 12)
+    pins.release(writer.partition, [pin])
+    assert pins.found(writer.partition).pins == ()
 
 
 def test_truncation_in_place_shows_through_a_pin_and_is_noticed(pinned, writer):

@@ -23,10 +23,14 @@ from tieringd.policies.pinning import (
 )
 
 
-def pin(base_offset: int, next_offset: int, *, is_held: bool = False, **changes) -> Pin:
+def pin(
+    base_offset: int, next_offset: int, *, is_held: bool = False, is_open: bool = False, **changes
+) -> Pin:
     """Return a pin of the segment that `values.local` gives, so of the same file as the log's."""
     path = f"/pins/orders-3/{base_offset:020d}-{next_offset:020d}.log"
-    return Pin(replace(local(base_offset, next_offset), **{"path": path, **changes}), is_held)
+    return Pin(
+        replace(local(base_offset, next_offset), **{"path": path, **changes}), is_held, is_open=is_open
+    )
 
 
 def bases(segments) -> list[int]:
@@ -100,6 +104,28 @@ def test_pin_of_what_the_broker_deleted_stays(log_bases):
     """A pin before the log's first segment, or of an empty directory, is all that holds the bytes."""
     plan = plan_pins(local_log(log_bases), [pin(0, 10), pin(10, 20)], next_offset=None)
     assert plan.release == ()
+
+
+@pytest.mark.parametrize(
+    ("pinned", "log_bases", "expiring_end", "is_kept"),
+    [
+        pytest.param(pin(10, 13, is_open=True), [0, 10], 13, True, id="as it was"),
+        pytest.param(pin(10, 13, is_open=True), [0, 10], 16, True, id="it has grown"),
+        pytest.param(pin(10, 13, is_open=True), [0, 10], None, True, id="it has grown, and expires later"),
+        pytest.param(pin(10, 20, is_open=True), [0, 10, 20], None, True, id="closed where it ended"),
+        pytest.param(pin(10, 13, is_open=True), [0, 10, 20], None, False, id="closed later"),
+        pytest.param(
+            pin(10, 23, is_open=True), [0, 10, 20], None, False, id="rolled before its end was asked"
+        ),
+        pytest.param(pin(10, 13), [0, 10], 13, False, id="a name without the mark"),
+        pytest.param(pin(10, 13, is_open=True, inode=999), [0, 10], 13, False, id="another file"),
+    ],
+)
+def test_pin_of_an_active_segment_stays_while_it_is_active(pinned, log_bases, expiring_end, is_kept):
+    """The pin holds all of the file; once the file is closed, a pin's name tells its end."""
+    plan = plan_pins(local_log(log_bases), [pin(0, 10), pinned], next_offset=0, expiring_end=expiring_end)
+    assert plan.release == (() if is_kept else (pinned,))
+    assert bases(plan.make) == ([] if is_kept else [10])
 
 
 def test_changed_bytes_of_the_same_file_keep_their_pin():
@@ -214,6 +240,7 @@ def test_budget_is_kept_and_nothing_is_given_up_in_vain(drawn, budget_bytes):
         pytest.param([pin(10, 20), pin(0, 10)], [20], ["pin 0", "pin 10", "log 20"], id="in any order"),
         pytest.param([pin(0, 10)], [20], ["pin 0", "log 20"], id="with a hole behind it"),
         pytest.param([pin(0, 25)], [20], ["log 20"], id="reaching into the log"),
+        pytest.param([pin(0, 0), pin(0, 20)], [20], ["pin 0", "log 20"], id="without a record"),
         pytest.param([pin(30, 40)], [20], ["log 20"], id="behind the log"),
         pytest.param([pin(0, 10)], [], [], id="an empty directory"),
     ],
