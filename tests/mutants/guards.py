@@ -375,8 +375,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "pin-of-a-replaced-file",
         f"{_POLICIES}/pinning.py",
-        "        if is_durable or is_replaced:",
-        "        if is_durable:",
+        "        elif is_replaced:",
+        "        elif False:",
         "A pin goes when the log has other bytes in its place",
     ),
     guard(

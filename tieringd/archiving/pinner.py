@@ -23,7 +23,15 @@ from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import LocalSegment
-from tieringd.policies.pinning import NO_PINS, Pin, PinnedLog, PinPlan, pins_over_budget, plan_pins
+from tieringd.policies.pinning import (
+    NO_PINS,
+    Pin,
+    PinnedLog,
+    PinPlan,
+    pins_over_budget,
+    plan_pins,
+    without_successor,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -216,31 +224,58 @@ class Pinner:
         if clock() > facts.good_until:
             self._make_only(directory, facts, plan)
             return list(facts.pins)
-        gone = {*plan.release, *plan.stray}
+        gone = {*plan.release, *plan.replaced, *plan.stray}
         kept = [pin for pin in facts.pins if pin not in gone]
         try:
-            # Stray pins go before the log is noted as the one that the pins belong to. Releases go before
-            # new pins: a segment that replaced another may have the same bounds, and so the same names.
+            # Stray pins go before the log is noted as the one that the pins belong to.
             for place in self._all:
                 kept += self._set_aside(place, local_log.partition, _in(place, plan.stray))
-                if release := _in(place, plan.release):
-                    place.release(local_log.partition, release)
-            if directory is not None:
-                self._make(directory, local_log, plan, kept)
+            self._release(local_log.partition, plan.release)
+            if directory is None:
+                self._release(local_log.partition, plan.replaced)
+            else:
+                kept += self._make(directory, local_log, plan, kept)
         except LocalFileError as error:
             self._count_failure(error)
         return kept
 
-    def _make(self, directory: PinDirectory, local_log: LocalLog, plan: PinPlan, kept: Sequence[Pin]) -> None:
-        """Note the log that the pins in *directory* belong to, and make those of *plan*."""
-        is_pinned_here = any(not pin.is_stray for pin in _in(directory, kept))
+    def _release(self, partition: LocalPartition, pins: Sequence[Pin]) -> None:
+        for place in self._all:
+            if release := _in(place, pins):
+                place.release(partition, release)
+
+    def _make(
+        self, directory: PinDirectory, local_log: LocalLog, plan: PinPlan, kept: Sequence[Pin]
+    ) -> Sequence[Pin]:
+        """
+        Note the log that the pins in *directory* belong to, and make and replace those of *plan*.
+
+        The broker may delete a segment at any time. So what is replaced goes when all that replaces it is
+        pinned. Pins of other files than the log's are stray until then: the note is not about them, even if
+        this process ends in between. A pin of the same file is what the new one is made of, if need be.
+
+        Returns the replaced pins that stay.
+        """
+        partition, replaced = local_log.partition, _in(directory, plan.replaced)
+        inodes = {segment.inode for segment in local_log.segments}
+        others = [pin for pin in replaced if pin.segment.inode not in inodes]
+        same = [pin for pin in replaced if pin.segment.inode in inodes]
+        elsewhere = [pin for pin in plan.replaced if pin not in replaced]
+        aside = [replace(pin, is_stray=True) for pin in directory.set_aside(partition, others)]
+        is_pinned_here = any(not pin.is_stray for pin in (*_in(directory, kept), *same))
         if local_log.segments and (plan.make or is_pinned_here):
             self._note(directory, local_log)
-        for segment in plan.make:
-            _make_pin(directory, local_log, segment)
+        unmade = [one for one in plan.make if not _make_pin(directory, local_log, one, same)]
+        before = (*same, *aside, *elsewhere)
+        stay = without_successor(before, unmade)
+        self._release(partition, [pin for pin in before if pin not in stay])
+        for pin in aside:
+            if pin in stay:
+                _report_aside(partition, pin)
         if plan.make:
             # The broker may have deleted all of these since the scan: then there is nothing to note.
-            directory.tidy(local_log.partition)
+            directory.tidy(partition)
+        return stay
 
     def _make_only(self, directory: PinDirectory | None, facts: PinFacts, plan: PinPlan) -> None:
         """
@@ -248,7 +283,7 @@ class Pinner:
 
         The log is not noted as the one that they belong to, and nothing is pinned beside stray pins.
         """
-        if plan.release or plan.stray:
+        if plan.release or plan.replaced or plan.stray:
             log.info(
                 "pins stay as they are: the last look at the log is too long ago",
                 partition=str(facts.log.partition.topic_partition),
@@ -274,13 +309,7 @@ class Pinner:
         aside = directory.set_aside(partition, strays)
         for before, pin in zip(strays, aside, strict=True):
             if before != pin:
-                log.error(
-                    "pinned segment set aside: nothing shows that it is of the log that is there now",
-                    partition=str(partition.topic_partition),
-                    base_offset=pin.segment.base_offset,
-                    size_bytes=pin.segment.size_bytes,
-                    path=pin.segment.path,
-                )
+                _report_aside(partition, pin)
         return aside
 
     def _count_failure(self, error: LocalFileError) -> None:
@@ -327,10 +356,25 @@ class Pinner:
         return {path for path in self._unknown if path.startswith(f"{directory.root}/")}
 
 
-def _make_pin(directory: PinDirectory, local_log: LocalLog, segment: LocalSegment) -> None:
-    """Pin a segment of *local_log*."""
+def _make_pin(
+    directory: PinDirectory, local_log: LocalLog, segment: LocalSegment, pins: Sequence[Pin] = ()
+) -> bool:
+    """Pin a segment of *local_log*, or else what one of *pins* has of the same file; return whether it is."""
     is_open = segment.base_offset == local_log.segments[-1].base_offset
-    directory.make(local_log.partition, segment, is_open=is_open)
+    paths = [segment.path, *(pin.segment.path for pin in pins if pin.segment.inode == segment.inode)]
+    return any(
+        directory.make(local_log.partition, replace(segment, path=path), is_open=is_open) for path in paths
+    )
+
+
+def _report_aside(partition: LocalPartition, pin: Pin) -> None:
+    log.error(
+        "pinned segment set aside: nothing shows that it is of the log that is there now",
+        partition=str(partition.topic_partition),
+        base_offset=pin.segment.base_offset,
+        size_bytes=pin.segment.size_bytes,
+        path=pin.segment.path,
+    )
 
 
 def _in(directory: PinDirectory, pins: Sequence[Pin]) -> list[Pin]:

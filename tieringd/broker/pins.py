@@ -148,15 +148,18 @@ class PinDirectory:
                 stem = segment.path.removesuffix(f".{LogFileKind.LOG.value}")
                 path = f"{stem}-{segment.inode}{_STRAY}"
                 os.rename(segment.path, path)  # noqa: PTH104 - paths are text throughout this layer
-                _unlink(directory, _side_files(directory, segment))
+                _unlink(directory, _side_files(directory, [pin]))
                 aside.append(replace(pin, segment=replace(segment, path=path)))
             if aside:
                 _tidy(directory)
         return tuple(aside)
 
-    def make(self, partition: LocalPartition, segment: LocalSegment, *, is_open: bool = False) -> None:
+    def make(self, partition: LocalPartition, segment: LocalSegment, *, is_open: bool = False) -> bool:
         """
-        Link a segment's files. If the segment's path is another file by now, nothing is kept.
+        Link a segment's files, and return whether its pin is there.
+
+        If the segment's path is gone, or another file by now, nothing is kept. The path may be that of a pin,
+        whose file gets another name then.
 
         With *is_open* it is the active segment, and its `next_offset` where it ended lately.
 
@@ -179,14 +182,16 @@ class PinDirectory:
             for old, new in links:
                 with suppress(FileNotFoundError, FileExistsError):
                     os.link(old, new)
-            if not _link(segment, pin):
-                _unlink(directory, [new for _, new in links])
+            if _link(segment, pin):
+                return True
+            _unlink(directory, [new for _, new in links])
         except OSError as error:
             raise LocalFileError(
                 f"{segment.path} cannot be pinned in {directory}: {error.strerror}",
                 path=segment.path,
                 hint=_HINT,
             ) from error
+        return False
 
     def has(self, pin: Pin) -> bool:
         """Say whether *pin* is in this directory."""
@@ -201,10 +206,8 @@ class PinDirectory:
         """
         directory = self._directory(partition)
         with named_errors(directory, "be changed"):
-            for pin in pins:
-                is_stray = pin.segment.path.endswith(_STRAY)
-                side_files = [] if is_stray else _side_files(directory, pin.segment)
-                _unlink(directory, [pin.segment.path, *side_files])
+            side_files = _side_files(directory, pins)
+            _unlink(directory, [*(pin.segment.path for pin in pins), *side_files])
             _tidy(directory)
 
     def tidy(self, partition: LocalPartition) -> None:
@@ -425,13 +428,25 @@ def _link(segment: LocalSegment, path: str) -> bool:
     return False
 
 
-def _side_files(directory: str, segment: LocalSegment) -> list[str]:
-    stem = segment.path.removesuffix(LogFileKind.LOG.value)
-    # The segment's end may have been put right since; the snapshot was linked by the end in the name.
-    name = _NAME.fullmatch(os.path.basename(segment.path))  # noqa: PTH119 - paths are text throughout this layer
+def _side_files(directory: str, pins: Sequence[Pin]) -> list[str]:
+    """Return what goes with *pins*. A snapshot is of all pins whose names have its offset as the end."""
+    paths = [pin.segment.path for pin in pins if not pin.segment.path.endswith(_STRAY)]
+    # The end of a segment may have been put right since; its snapshot was linked by the end in the name.
+    ends = set(map(_end_in_name, paths))
+    with suppress(FileNotFoundError):
+        others = {f"{directory}/{name}" for name in os.listdir(directory) if _NAME.fullmatch(name)}  # noqa: PTH208 - paths are text throughout this layer
+        ends -= {_end_in_name(one) for one in others.difference(paths) if not one.endswith(_STRAY)}
+    stems = [path.removesuffix(LogFileKind.LOG.value) for path in paths]
+    return [
+        *(f"{stem}{kind.value}" for stem in stems for kind in _SIDE_KINDS),
+        *(f"{directory}/{encode_file_name(end, LogFileKind.PRODUCER_SNAPSHOT)}" for end in sorted(ends)),
+    ]
+
+
+def _end_in_name(path: str) -> int:
+    name = _NAME.fullmatch(os.path.basename(path))  # noqa: PTH119 - paths are text throughout this layer
     assert name is not None, "every pin was found by its name"
-    snapshot = encode_file_name(int(name["next"]), LogFileKind.PRODUCER_SNAPSHOT)
-    return [*(f"{stem}{kind.value}" for kind in _SIDE_KINDS), f"{directory}/{snapshot}"]
+    return int(name["next"])
 
 
 def _tidy(directory: str) -> None:

@@ -81,6 +81,13 @@ class PinPlan:
 
     make: tuple[LocalSegment, ...] = ()
     release: tuple[Pin, ...] = ()
+    """Pins that are durable."""
+    replaced: tuple[Pin, ...] = ()
+    """
+    Pins that are not durable, and in whose place the log has something else.
+
+    Each goes once the segments of *make* that overlap it are pinned: until then it may become the only copy.
+    """
     stray: tuple[Pin, ...] = ()
     """Stray pins to set aside, or to leave aside."""
 
@@ -196,8 +203,8 @@ def plan_pins(
     None as *next_offset* means that nothing is durable. A closed segment that is not durable gets a pin,
     and so does the active one when the broker may soon close and delete it in one go: then *expiring_end*
     is its end offset. A pin of the active one stays, whatever is appended. A pin is released when its segment
-    is durable, or when the log has other bytes in its place: the log was truncated, and the pinned bytes are
-    on no lineage any more.
+    is durable. It is replaced when the log has other bytes in its place: a cleaner wrote the segment anew, or
+    the log was truncated, and the pinned bytes are on no lineage any more.
 
     A stray pin stays while it may be the only copy of offsets in one of the archive's *gaps*.
     """
@@ -208,6 +215,7 @@ def plan_pins(
         if segment.next_offset is not None and segment.next_offset > durable_to
     }
     release: list[Pin] = []
+    replaced: list[Pin] = []
     stray: list[Pin] = []
     pinned: set[int] = set()
     first_offset, active = log.first_offset, log.segments[-1] if log.segments else None
@@ -226,14 +234,26 @@ def plan_pins(
             and segment.base_offset >= first_offset
             and not _is_pin_of(pin, current, active)
         )
-        if is_durable or is_replaced:
+        if is_durable:
             release.append(pin)
+        elif is_replaced:
+            replaced.append(pin)
         else:
             pinned.add(segment.base_offset)
     return PinPlan(
         make=tuple(segment for base, segment in sorted(wanted.items()) if base not in pinned),
         release=tuple(release),
+        replaced=tuple(replaced),
         stray=tuple(stray),
+    )
+
+
+def without_successor(replaced: Sequence[Pin], unmade: Sequence[LocalSegment]) -> tuple[Pin, ...]:
+    """Return those of *replaced* that stay, because a segment in their place could not be pinned."""
+    return tuple(
+        pin
+        for pin in replaced
+        if any(one.base_offset < _end(pin.segment) and pin.segment.base_offset < _end(one) for one in unmade)
     )
 
 

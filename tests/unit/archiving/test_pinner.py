@@ -180,6 +180,136 @@ async def test_pinner_pins_a_file_that_was_replaced_in_the_same_step(pinner, wri
     assert is_same_file(f"{pinned.path.rpartition('/')[0]}/{snapshot}", writer.path / snapshot)
 
 
+async def test_pin_of_a_grown_active_segment_gets_its_new_name_without_the_broker_s_file(
+    pinner, log_dir, metrics
+):
+    """The broker deletes the segment after the scan that saw it closed: the pin is the same file."""
+    writer = LogWriter(log_dir)
+    writer.append()
+    await pinner.step([replace(facts_of(pinner, writer), expiring_end=3)], is_complete=True)
+    writer.append()
+    writer.roll()
+    data = writer.data_of(0)
+    seen = facts_of(pinner, writer)
+    assert seen.log.segments[0].next_offset == 6
+    writer.drop_head()
+    await pinner.step([seen], is_complete=True)
+    (pin,) = pinner.pins_of(writer.partition).pins
+    assert (pin.segment.base_offset, pin.segment.next_offset, pin.is_open) == (0, 6, False)
+    assert contents([pin.segment]) == [data]
+    assert value(metrics, "pin_failures_total") == 0
+
+
+async def test_pin_of_a_cleaned_segment_stays_where_the_broker_deletes_the_new_file(pinner, writer, metrics):
+    """What replaces a pin may be gone when the step begins. Nothing shows that a cleaner wrote it."""
+    await step(pinner, writer)
+    data = writer.data_of(0)
+    writer.compact(0, 3)
+    seen = facts_of(pinner, writer)
+    assert [one.base_offset for one in seen.log.closed_segments] == [0, 6]
+    writer.drop_head()
+    with capture_logs() as lines:
+        await pinner.step([seen], is_complete=True)
+    found = pinner.pins_of(writer.partition).pins
+    assert [(one.segment.base_offset, one.is_stray) for one in found] == [(0, True), (3, True), (6, False)]
+    assert contents(one.segment for one in found[:1]) == [data]
+    asides = [line["base_offset"] for line in lines if "set aside" in line["event"]]
+    assert asides == [0, 3]
+    assert value(metrics, "stray_pins") == 2
+    await step(pinner, writer, next_offset=6)
+    assert held(pinner, writer) == [(6, False)]
+
+
+async def test_pins_of_cleaned_segments_go_when_the_new_file_is_pinned(pinner, writer):
+    """A cleaner makes one file of two: its pin takes the place of both in the same step."""
+    await step(pinner, writer)
+    writer.compact(0, 3)
+    with capture_logs() as lines:
+        await step(pinner, writer)
+    assert lines == []
+    found = pinner.pins_of(writer.partition).pins
+    assert [(one.segment.base_offset, one.segment.next_offset, one.is_stray) for one in found] == [
+        (0, 6, False),
+        (6, 9, False),
+    ]
+    assert is_same_file(found[0].segment.path, writer.log_path(0))
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("links", range(6))
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_process_that_ends_while_it_replaces_a_pin_leaves_the_bytes(
+    log_dir, root, metrics, links, is_deleted
+):
+    """A pin is made whole before the one in whose place it is goes, wherever the process ends."""
+
+    class Mortal(PinDirectory):
+        """Ends the process before one of its changes."""
+
+        left = links
+
+        def _count(self) -> None:
+            if Mortal.left == 0:
+                raise Killed
+            Mortal.left -= 1
+
+        def set_aside(self, partition, pins):
+            self._count()
+            return super().set_aside(partition, pins)
+
+        def note(self, log):
+            self._count()
+            super().note(log)
+
+        def make(self, partition, segment, *, is_open=False):
+            self._count()
+            return super().make(partition, segment, is_open=is_open)
+
+        def release(self, partition, pins):
+            self._count()
+            super().release(partition, pins)
+
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    writer.closed_segment()
+    pinner = Pinner({str(log_dir): PinDirectory(str(root))}, budget_bytes=AMPLE, metrics=metrics)
+    await step(pinner, writer)
+    data = writer.data_of(0)
+    writer.compact(0)
+    facts = facts_of(pinner, writer)
+    if is_deleted:
+        writer.drop_head()
+    mortal = Pinner({str(log_dir): Mortal(str(root))}, budget_bytes=AMPLE, metrics=metrics)
+    try:
+        await mortal.step([facts], is_complete=True)
+    except Killed:
+        assert Mortal.left == 0
+    pins = [one for one in pinner.pins_of(writer.partition).pins if one.segment.base_offset == 0]
+    assert data in contents(one.segment for one in pins)
+    # The process that starts next finds the rest, and the pin of the log's own file.
+    await step(pinner, writer)
+    pins = [one for one in pinner.pins_of(writer.partition).pins if one.segment.base_offset == 0]
+    assert data in contents(one.segment for one in pins)
+
+
+async def test_pin_elsewhere_goes_when_what_the_moved_log_has_is_pinned(tmp_path, two_disks):
+    """It stays where the broker deletes the moved file before it is pinned, and is uploaded."""
+    writer, pinner = LogWriter(tmp_path / "a"), two_disks("a", "b")
+    for _ in range(2):
+        writer.closed_segment()
+    data = writer.data_of(0)
+    await step(pinner, writer)
+    moved(writer, tmp_path / "b")
+    facts = facts_of(pinner, writer)
+    drop_head(writer)
+    await pinner.step([facts], is_complete=True)
+    assert held(pinner, writer) == [(0, True), (3, False)]
+    assert contents(upload_of(pinner, writer)[:1]) == [data]
+
+
 async def test_pinner_gives_up_the_oldest_held_bytes_at_its_limit(make_pinner, log_dir, root, metrics):
     """The oldest held files go first, across partitions, until the rest fits. Each is logged and counted."""
     writers = [LogWriter(log_dir, "clicks", number) for number in range(2)]

@@ -305,6 +305,31 @@ def test_release_removes_a_pin_with_its_side_files_and_leaves_the_others(pinned,
     assert pinned.found(writer.partition).pins == ()
 
 
+def test_snapshot_goes_with_the_last_pin_that_ends_there(pinned, writer):
+    """A pin of an active segment may be named by an end that another pin has in truth."""
+    active = replace(writer.local_log().segments[0], next_offset=6)
+    pinned.make(writer.partition, active, is_open=True)
+    (wrong,) = [pin for pin in pinned.found(writer.partition).pins if pin.is_open]
+    pinned.release(writer.partition, [wrong])
+    _, second = pinned.found(writer.partition).pins
+    assert read_broker_indexes(second.segment).producer_snapshot == b"producer state"
+
+
+def test_pin_s_file_can_get_another_name_when_the_broker_has_deleted_it(pinned, writer):
+    """The pin of a segment is made of another pin of the same file, with its indexes."""
+    before = writer.data_of(0)
+    delete_as_kafka_does(writer, 0, 3)
+    pin, _ = pinned.found(writer.partition).pins
+    assert pinned.make(writer.partition, replace(pin.segment, next_offset=2))
+    assert not pinned.make(
+        writer.partition, replace(pin.segment, path=str(writer.log_path(0)), next_offset=1)
+    )
+    pinned.release(writer.partition, [pin])
+    named, _ = pinned.found(writer.partition).pins
+    assert (named.segment.next_offset, Path(named.segment.path).read_bytes()) == (2, before)
+    assert read_broker_indexes(named.segment).offset_index is not None
+
+
 def test_release_of_a_pin_that_is_gone_is_nothing(pinned, writer):
     """A crash in the middle of a release is made good by the next."""
     found = pinned.found(writer.partition).pins

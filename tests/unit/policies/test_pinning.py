@@ -20,6 +20,7 @@ from tieringd.policies.pinning import (
     pins_over_budget,
     plan_pins,
     with_pins,
+    without_successor,
 )
 
 
@@ -92,10 +93,10 @@ def test_pin_goes_when_its_segment_is_durable_to_its_end(next_offset, released, 
     ],
 )
 def test_pin_goes_when_the_log_has_other_bytes_in_its_place(pinned, log_bases):
-    """A pin that a truncation took off every lineage is released, and what is in the log is pinned anew."""
+    """A pin that a truncation took off every lineage is replaced: what is in the log is pinned anew."""
     log = local_log(log_bases)
     plan = plan_pins(log, [pinned], next_offset=0)
-    assert plan.release == (pinned,)
+    assert (plan.release, plan.replaced) == ((), (pinned,))
     assert plan.make == log.closed_segments
 
 
@@ -124,7 +125,7 @@ def test_pin_of_what_the_broker_deleted_stays(log_bases):
 def test_pin_of_an_active_segment_stays_while_it_is_active(pinned, log_bases, expiring_end, is_kept):
     """The pin holds all of the file; once the file is closed, a pin's name tells its end."""
     plan = plan_pins(local_log(log_bases), [pin(0, 10), pinned], next_offset=0, expiring_end=expiring_end)
-    assert plan.release == (() if is_kept else (pinned,))
+    assert (plan.release, plan.replaced) == ((), () if is_kept else (pinned,))
     assert bases(plan.make) == ([] if is_kept else [10])
 
 
@@ -132,6 +133,22 @@ def test_changed_bytes_of_the_same_file_keep_their_pin():
     """Truncation in place changes pin and log together: the pin is a name, and checks nothing."""
     shorter = pin(0, 10, size_bytes=1, modified_ns=99)
     assert plan_pins(local_log([0, 10]), [shorter], next_offset=None) == PinPlan()
+
+
+@pytest.mark.parametrize(
+    ("unmade", "stay"),
+    [
+        pytest.param([], [], id="all is pinned"),
+        pytest.param([local(20, 30)], [], id="another one is not"),
+        pytest.param([local(0, 11)], [0, 10], id="one that ends inside it"),
+        pytest.param([local(19, 30)], [10], id="one that begins inside it"),
+        pytest.param([local(0, 30)], [0, 10], id="one for several"),
+    ],
+)
+def test_replaced_pin_stays_until_all_in_its_place_is_pinned(unmade, stay):
+    """A cleaner makes one segment of several, and another leader may have cut the log elsewhere."""
+    replaced = (pin(0, 10), pin(10, 20))
+    assert [each.segment.base_offset for each in without_successor(replaced, unmade)] == stay
 
 
 @st.composite
@@ -161,9 +178,10 @@ def test_pins_after_a_plan_hold_all_that_is_not_durable_and_nothing_else(situati
     plan = plan_pins(log, pins, next_offset=next_offset)
     durable_to = next_offset or 0
 
-    assert set(plan.release) <= set(pins)
+    assert {*plan.release, *plan.replaced} <= set(pins)
     assert bases(plan.make) == sorted(bases(plan.make))
-    kept = [each.segment for each in pins if each not in plan.release]
+    assert all(each.segment.next_offset > durable_to for each in plan.replaced)
+    kept = [each.segment for each in pins if each not in (*plan.release, *plan.replaced)]
     held = {(each.base_offset, each.next_offset, each.inode) for each in (*kept, *plan.make)}
     assert len(held) == len(kept) + len(plan.make), "nothing is pinned twice"
     in_log = {
