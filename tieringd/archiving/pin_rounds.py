@@ -92,7 +92,7 @@ class PinRounds:
         is_complete = not snapshot.problems and len(partitions) == len(found)
         # Those of `partitions` are named twice, which does no harm.
         others = [*snapshot.unnamed, *(seen.log.partition for seen in snapshot.wanted.values())]
-        await self._pinner.step(partitions, others=others, is_complete=is_complete)
+        await self._pinner.step(partitions, others=others, idle=snapshot.untiered, is_complete=is_complete)
 
     def _to_plan(self, snapshot: BrokerSnapshot) -> list[Leadership]:
         """Return the led partitions that are not quiet."""

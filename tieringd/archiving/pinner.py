@@ -86,6 +86,8 @@ class Pinner:
         self._budget_bytes = budget_bytes
         self._metrics = metrics
         self._unknown: set[str] = set()
+        self._idle: set[LocalPartition] = set()
+        """Partitions with pins that are not archived, at the last step."""
         self._made = 0
         """How often pins were made, or are being made."""
         self._busy = threading.Lock()
@@ -148,7 +150,12 @@ class Pinner:
         return pins_of
 
     async def step(
-        self, partitions: Sequence[PinFacts], *, others: Sequence[LocalPartition] = (), is_complete: bool
+        self,
+        partitions: Sequence[PinFacts],
+        *,
+        others: Sequence[LocalPartition] = (),
+        idle: Sequence[LocalPartition] = (),
+        is_complete: bool,
     ) -> None:
         """
         Make and release pins, and keep those that hold bytes within the budget.
@@ -157,11 +164,15 @@ class Pinner:
             partitions: What is known of each partition.
             others: Partitions on disk whose pins stay as they are: the cluster does not list them, or
                 they have no pin and need none.
-            is_complete: Whether *partitions* and *others* have every partition to be archived. Only then do
-                the pins of all others count as those of deleted partitions.
+            idle: Partitions of topics that are not archived. They get no pins. The setting may be a mistake,
+                so those that they have stay, within the budget.
+            is_complete: Whether the three have every partition on disk. Only then do the pins of all others
+                count as those of deleted partitions.
         """
         clock = asyncio.get_running_loop().time
-        held = await asyncio.to_thread(self._step, partitions, others, is_complete=is_complete, clock=clock)
+        held = await asyncio.to_thread(
+            self._step, partitions, others, idle, is_complete=is_complete, clock=clock
+        )
         ours = [pin for pin in held if not pin.is_stray]
         strays = [pin for pin in held if pin.is_stray]
         self._metrics.pinned_bytes.set(sum(pin.segment.size_bytes for pin in ours))
@@ -173,23 +184,52 @@ class Pinner:
         self,
         partitions: Sequence[PinFacts],
         others: Sequence[LocalPartition],
+        idle: Sequence[LocalPartition],
         *,
         is_complete: bool,
         clock: Callable[[], float],
     ) -> list[Pin]:
         homes = [(facts, self._directories.get(facts.log.partition.log_dir)) for facts in partitions]
-        stay = self._adjusted([facts for facts, home in homes if home is None], clock)
+        stay = [*self._adjusted([facts for facts, home in homes if home is None], clock), *self._kept(idle)]
         for directory in self._all:
             stay += self._adjusted([facts for facts, home in homes if home is directory], clock)
             if is_complete:
                 # Read only where there are pins. Those of a partition may be in any directory.
-                known = chain((facts.log.partition for facts in partitions), others)
+                known = chain((facts.log.partition for facts in partitions), others, idle)
                 self._forget_deleted(directory, known)
         held: list[Pin] = []
         for directory in self._all:
             kept = self._within_budget(directory, [one for one in stay if directory.has(one[1])])
             held.extend(pin for _, pin in kept if pin.is_held)
         return held
+
+    def _kept(self, idle: Sequence[LocalPartition]) -> list[tuple[LocalPartition, Pin]]:
+        """Return the pins of partitions that are not archived; log which partitions newly have such pins."""
+        kept: list[tuple[LocalPartition, Pin]] = []
+        for directory in self._all if idle else ():
+            try:
+                with self._busy:
+                    listed = directory.listed()
+                    kept += [
+                        (partition, pin)
+                        for partition in idle
+                        if directory.is_listed(listed, partition)
+                        for pin in directory.found(partition).pins
+                    ]
+            except LocalFileError as error:
+                self._count_failure(error)
+        pinned = {partition for partition, _ in kept}
+        for partition in sorted(pinned - self._idle, key=lambda one: one.path):
+            segments = [pin.segment for one, pin in kept if one == partition]
+            log.warning(
+                "pins stay while their topic is not archived: archive it again, or remove the directory",
+                partition=str(partition.topic_partition),
+                path=segments[0].path.rpartition("/")[0],
+                segments=len(segments),
+                size_bytes=sum(segment.size_bytes for segment in segments),
+            )
+        self._idle = pinned
+        return kept
 
     def _adjusted(
         self, partitions: Iterable[PinFacts], clock: Callable[[], float]
@@ -344,8 +384,18 @@ class Pinner:
         try:
             unknown = directory.others(partitions)
             for path in sorted(unknown & self._unknown):
-                log.info("pins of a partition that is gone are removed", path=path)
+                held = [pin.segment for pin in directory.found_in(path).pins if pin.is_held]
                 directory.remove(path)
+                if not held:
+                    log.info("pins of a partition that is gone are removed", path=path)
+                    continue
+                self._metrics.pins_given_up.inc(len(held))
+                log.error(
+                    "pins of a partition that is gone are removed, and what they alone held is lost",
+                    path=path,
+                    base_offsets=[segment.base_offset for segment in held],
+                    size_bytes=sum(segment.size_bytes for segment in held),
+                )
         except LocalFileError as error:
             self._count_failure(error)
             return

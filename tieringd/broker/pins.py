@@ -80,7 +80,15 @@ class PinDirectory:
         Raises:
             LocalFileError: The directory cannot be read.
         """
-        directory = self._directory(partition)
+        return self.found_in(self._directory(partition))
+
+    def found_in(self, directory: str) -> PinnedLog:
+        """
+        Return what `found` does, of a directory that `others` returned.
+
+        Raises:
+            LocalFileError: The directory cannot be read.
+        """
         try:
             with os.scandir(directory) as entries:
                 status = {entry.name: found for entry in entries if (found := _status(entry)) is not None}

@@ -325,7 +325,9 @@ class Metrics:
 
         self.pin_failures = counter("pin_failures", "Pins that could not be made or removed", ())
         self.pins_given_up = counter(
-            "pins_given_up", "Pins removed because of their limit: their data is lost", ()
+            "pins_given_up",
+            "Pins removed at their limit, or with their partition, that alone held their data: it is lost",
+            (),
         )
 
         self.store_requests = counter(

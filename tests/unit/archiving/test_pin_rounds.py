@@ -42,7 +42,7 @@ class NotingPinner:
         self.others = ()
         self.is_complete = None
 
-    async def step(self, partitions, *, others, is_complete):
+    async def step(self, partitions, *, others, idle, is_complete):
         self.facts, self.others, self.is_complete = partitions, others, is_complete
 
     def to_do(self) -> dict:

@@ -363,6 +363,75 @@ async def test_pins_of_a_deleted_partition_go_after_two_complete_scans(pinner, w
     assert [each["event"] for each in lines] == ["pins of a partition that is gone are removed"]
 
 
+async def test_pins_of_a_deleted_partition_count_as_lost_where_they_alone_hold_it(pinner, writer, metrics):
+    """A partition may be moved to other brokers while pins hold what its log lacks."""
+    await step(pinner, writer)
+    sizes_bytes = [len(writer.data_of(each)) for each in (0, 3)]
+    writer.drop_head()
+    writer.drop_head()
+    with capture_logs() as lines:
+        for _ in range(2):
+            await step(pinner)
+    assert held(pinner, writer) == []
+    (line,) = lines
+    assert line["event"] == "pins of a partition that is gone are removed, and what they alone held is lost"
+    assert (line["log_level"], line["base_offsets"], line["size_bytes"]) == (
+        "error",
+        [0, 3],
+        sum(sizes_bytes),
+    )
+    assert value(metrics, "pins_given_up_total") == 2
+
+
+async def test_pins_of_a_partition_that_is_not_archived_stay_within_the_budget(
+    make_pinner, writer, root, log_dir, metrics
+):
+    """Archiving may be switched off by mistake. The pins are counted, and the oldest are given up first."""
+    sizes_bytes = {each: len(writer.data_of(each)) for each in (0, 3)}
+    pinner = make_pinner(budget_bytes=sizes_bytes[3])
+    other = LogWriter(log_dir, "payments")
+    await step(pinner, writer)
+    writer.drop_head()
+
+    async def idle_step():
+        with capture_logs() as lines:
+            await pinner.step([facts_of(pinner, other)], idle=[writer.partition], is_complete=True)
+        return lines
+
+    (line,) = await idle_step()
+    assert line["event"].startswith("pins stay while their topic is not archived")
+    assert (line["log_level"], line["partition"], line["segments"]) == ("warning", "orders-0", 3)
+    assert is_same_file(line["path"], root / f"{writer.name}_{writer.partition.topic_id}")
+    for _ in range(3):
+        assert await idle_step() == []
+    assert held(pinner, writer) == [(0, True), (3, False), (6, False)]
+    assert value(metrics, "pinned_bytes") == sizes_bytes[0]
+
+    writer.drop_head()
+    (line,) = await idle_step()
+    assert (line["log_level"], line["base_offset"]) == ("error", 0)
+    assert held(pinner, writer) == [(3, True), (6, False)]
+    assert value(metrics, "pins_given_up_total") == 1
+
+    await step(pinner, writer, other, next_offset=6)
+    assert held(pinner, writer) == [(6, False)]
+    assert [each["segments"] for each in await idle_step()] == [1]
+
+
+async def test_pins_of_a_partition_that_is_not_archived_and_cannot_be_read_are_a_failure(
+    pinner, writer, root, log_dir, metrics
+):
+    """The step goes on for the other partitions."""
+    other = LogWriter(log_dir, "payments")
+    other.closed_segment()
+    (root / f"{writer.name}_{writer.partition.topic_id}").write_bytes(b"a file in a directory's place")
+    with capture_logs() as lines:
+        await pinner.step([facts_of(pinner, other)], idle=[writer.partition], is_complete=True)
+    assert [line["event"] for line in lines] == ["pin failed: the broker may delete what is not durable"]
+    assert value(metrics, "pin_failures_total") == 1
+    assert len(held(pinner, other)) == 1
+
+
 async def test_pins_of_a_partition_that_is_seen_again_stay(pinner, writer, log_dir):
     """Two scans without it count only when they follow each other."""
     other = LogWriter(log_dir, "payments", 0)

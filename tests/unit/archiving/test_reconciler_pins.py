@@ -168,6 +168,32 @@ async def test_partition_that_the_cluster_does_not_name_keeps_its_pins(make_daem
 
 
 @virtually
+async def test_pins_of_a_topic_whose_archiving_is_off_for_some_rounds_stay(make_daemon):
+    """They alone hold what the broker's retention has deleted, and the setting may be a mistake."""
+    daemon = make_daemon()
+    writer = daemon.writers[0]
+    async with daemon.running():
+        await daemon.round()
+        daemon.store.latency_seconds = HANGS_SECONDS
+        closed = writer.closed_segment()
+        await daemon.round()
+        writer.drop_head()
+        writer.drop_head()
+        writer.forget_epochs()
+        daemon.broker.configs["orders"] = {"redpanda.remote.write": "false"}
+        for _ in range(4):
+            await daemon.round()
+        assert daemon.pinned(writer) == [closed]
+        assert daemon.value("tieringd_pinned_segments") == 1
+        daemon.broker.configs["orders"] = {}
+        daemon.store.latency_seconds = 0
+        await asyncio.sleep(5 * HANGS_SECONDS)
+        assert daemon.archived()["orders-0"] == [0, closed]
+        assert daemon.pinned(writer) == []
+        assert daemon.value("tieringd_pins_given_up_total") == 0
+
+
+@virtually
 async def test_active_segment_that_expires_while_the_store_hangs_is_pinned(make_daemon):
     """Kafka closes and deletes it in one go, so there is no round that sees it closed."""
     daemon = make_daemon()
