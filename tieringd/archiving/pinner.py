@@ -88,6 +88,8 @@ class Pinner:
         self._unknown: set[str] = set()
         self._idle: set[LocalPartition] = set()
         """Partitions with pins that are not archived, at the last step."""
+        self._durable: set[Pin] = set()
+        """Pins that an outdated plan of the last step would have released."""
         self._made = 0
         """How often pins were made, or are being made."""
         self._busy = threading.Lock()
@@ -189,6 +191,7 @@ class Pinner:
         is_complete: bool,
         clock: Callable[[], float],
     ) -> list[Pin]:
+        self._durable = set()
         homes = [(facts, self._directories.get(facts.log.partition.log_dir)) for facts in partitions]
         stay = [*self._adjusted([facts for facts, home in homes if home is None], clock), *self._kept(idle)]
         for directory in self._all:
@@ -263,6 +266,7 @@ class Pinner:
             self._made += 1
         if clock() > facts.good_until:
             self._make_only(directory, facts, plan)
+            self._durable.update(plan.release)
             return list(facts.pins)
         gone = {*plan.release, *plan.replaced, *plan.stray}
         kept = [pin for pin in facts.pins if pin not in gone]
@@ -359,7 +363,10 @@ class Pinner:
     def _within_budget(
         self, directory: PinDirectory, kept: list[tuple[LocalPartition, Pin]]
     ) -> list[tuple[LocalPartition, Pin]]:
-        over_budget = pins_over_budget([pin for _, pin in kept], budget_bytes=self._budget_bytes)
+        """Remove pins over the budget; what an older look at the log shows to be durable goes first."""
+        over_budget = pins_over_budget(
+            [pin for _, pin in kept], budget_bytes=self._budget_bytes, durable=self._durable
+        )
         given_up: list[Pin] = []
         for partition, pin in kept:
             if pin in over_budget:
@@ -369,6 +376,13 @@ class Pinner:
                     self._count_failure(error)
                     continue
                 given_up.append(pin)
+                if pin in self._durable:
+                    log.info(
+                        "pinned segment removed at the limit of the pins: an earlier look showed it durable",
+                        partition=str(partition.topic_partition),
+                        base_offset=pin.segment.base_offset,
+                    )
+                    continue
                 self._metrics.pins_given_up.inc()
                 log.error(
                     "pinned segment given up: the pins are at their limit, and the data is lost",

@@ -9,14 +9,14 @@ A pin counts as part of the log's head only where there is evidence that it belo
 unclean election a replica may begin anew at a higher offset, on another lineage: older pins are then not
 part of the log that follows, and the log itself does not show it.
 
-When the budget is exceeded the oldest held bytes are given up first: the loss is then one range at the
-end of the archive, recorded as a gap, and the disk space stays the broker's.
+When the budget is exceeded, the oldest held bytes that are not durable are given up first: the loss is then
+one range at the end of the archive, recorded as a gap, and the disk space stays the broker's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -280,9 +280,17 @@ def _closed(log: LocalLog, expiring_end: int | None) -> tuple[LocalSegment, ...]
     return (*log.closed_segments, replace(log.segments[-1], next_offset=expiring_end))
 
 
-def pins_over_budget(pins: Sequence[Pin], *, budget_bytes: int) -> tuple[Pin, ...]:
-    """Return the held pins to give up, oldest file first, until the held bytes fit *budget_bytes*."""
-    held = sorted((pin for pin in pins if pin.is_held), key=lambda pin: pin.segment.modified_ns)
+def pins_over_budget(
+    pins: Sequence[Pin], *, budget_bytes: int, durable: Collection[Pin] = ()
+) -> tuple[Pin, ...]:
+    """
+    Return the held pins to give up until the held bytes fit *budget_bytes*.
+
+    Those that are *durable* go first, and then the oldest files.
+    """
+    held = sorted(
+        (pin for pin in pins if pin.is_held), key=lambda pin: (pin not in durable, pin.segment.modified_ns)
+    )
     excess = sum(pin.segment.size_bytes for pin in held) - budget_bytes
     given_up: list[Pin] = []
     for pin in held:

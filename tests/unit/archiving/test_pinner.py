@@ -831,6 +831,35 @@ async def test_pins_are_not_released_by_a_scan_of_long_ago(make_pinner, log_dir,
     assert held(pinner, writer) == []
 
 
+async def test_durable_pins_go_first_at_the_limit_by_a_scan_of_long_ago(make_pinner, writer, metrics):
+    """They are removed at the limit alone, and are no loss. Older ones that are not durable stay."""
+    other = LogWriter(Path(writer.partition.log_dir), "payments")
+    other.closed_segment()
+    sizes_bytes = [len(writer.data_of(each)) for each in (0, 3)]
+    pinner = make_pinner(budget_bytes=sum(sizes_bytes))
+    await step(pinner, writer, other)
+    for each in (writer, writer, other):
+        each.drop_head()
+
+    async def late_step():
+        facts = (facts_of(pinner, writer), facts_of(pinner, other, next_offset=3))
+        with capture_logs() as lines:
+            await pinner.step([replace(each, good_until=-1.0) for each in facts], is_complete=True)
+        return [line for line in lines if "limit" in line["event"]]
+
+    assert len(other.data_of(0)) <= sum(sizes_bytes)
+    (line,) = await late_step()
+    assert (line["log_level"], line["partition"], line["base_offset"]) == ("info", "payments-0", 0)
+    assert held(pinner, writer) == [(0, True), (3, True), (6, False)]
+    assert held(pinner, other) == []
+    assert value(metrics, "pins_given_up_total") == 0
+    assert value(metrics, "pinned_bytes") == sum(sizes_bytes)
+    writer.drop_head()
+    (line,) = await late_step()
+    assert (line["log_level"], line["base_offset"]) == ("error", 0)
+    assert value(metrics, "pins_given_up_total") == 1
+
+
 @virtually
 async def test_segments_are_pinned_by_a_scan_of_long_ago(make_pinner, log_dir, root):
     """A broker that answers slowly may delete them before the next scan, and a pin too many does no harm."""

@@ -218,6 +218,15 @@ def test_budget_gives_up_the_oldest_held_files_first():
     assert pins_over_budget(pins, budget_bytes=0) == (oldest, middle, young)
 
 
+def test_budget_takes_durable_pins_first():
+    """A younger pin whose segment is durable costs nothing."""
+    oldest = pin(0, 10, is_held=True, size_bytes=100, modified_ns=10)
+    durable = [pin(each, each + 10, is_held=True, size_bytes=100, modified_ns=each) for each in (20, 30)]
+    pins = [oldest, *durable]
+    assert pins_over_budget(pins, budget_bytes=200, durable=durable) == (durable[0],)
+    assert pins_over_budget(pins, budget_bytes=99, durable=durable) == (*durable, oldest)
+
+
 def test_budget_counts_and_gives_up_only_held_pins():
     """A pin of a file that the broker still has takes no space, however large and old."""
     free = pin(0, 10, size_bytes=10**12, modified_ns=0)
