@@ -52,6 +52,7 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
+from tieringd.policies.trim_target import TrimObstacle
 from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
@@ -129,6 +130,7 @@ class Archiver(LeadershipLogger):
         "_leadership",
         "_limits",
         "_lineage",
+        "_lineage_wait",
         "_log_start_offset",
         "_metrics",
         "_partition",
@@ -186,6 +188,8 @@ class Archiver(LeadershipLogger):
             metrics=metrics,
             now_ms=clock,
         )
+        self._lineage_wait = ""
+        """Why the last step did nothing, if it waited for the archive's lineage."""
         self._holes = HoleWatch()
         self._uploader = Uploader(leadership, remote_log)
         self._quarantine = Quarantine(leadership.partition, metrics=metrics)
@@ -235,6 +239,12 @@ class Archiver(LeadershipLogger):
     def quarantine_fault(self) -> str:
         """Return why the partition is quarantined; empty when it is not."""
         return self._quarantine.fault
+
+    @property
+    def trim_obstacle(self) -> TrimObstacle | None:
+        """Return why the local log, or the end of it, is not trimmed at present; None if it may be."""
+        because = self._quarantine.fault or self._lineage_wait
+        return TrimObstacle(because) if because else self._trimmer.obstacle
 
     @property
     def operator_wait(self) -> OperatorWait | None:
@@ -334,6 +344,7 @@ class Archiver(LeadershipLogger):
                 # the reading of the manifest.
                 self._publish(self.last_manifest, seen)
             raise
+        self._lineage_wait = result.waits_because if result.waits_for_lineage else ""
         if result.waits_for_lineage:
             self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))
         return result

@@ -44,7 +44,7 @@ from tieringd.model.segment import LocalSegment
 from tieringd.policies.local_hint import HintMemory, HintPlan, plan_hint
 from tieringd.policies.local_retention import TrimCandidate, TrimPlan, trim_due_ms
 from tieringd.policies.total_retention import plan_local_expiry
-from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
+from tieringd.policies.trim_target import TrimObstacle, TrimWishes, plan_trim_to_target
 
 _SEGMENT_BYTES = 1 << 30
 """Kafka's default for a topic that does not set `segment.bytes`."""
@@ -159,7 +159,9 @@ class Trimmer(PartitionLogger):
 
     __slots__ = (
         "_ages_ms",
+        "_blocking",
         "_broker",
+        "_denied",
         "_denied_until_ms",
         "_differs",
         "_failure",
@@ -218,7 +220,11 @@ class Trimmer(PartitionLogger):
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._differs: tuple[TrimCandidate, int] | None = None
         """The last candidate with other bytes than its copy, or a damaged copy, and until when it counts."""
+        self._blocking: LocalSegment | None = None
+        """The segment that ended the last comparison: it differs from its stored copy, or is not readable."""
         self._denied_until_ms = 0
+        self._denied: TrimObstacle | None = None
+        """The broker's refusal of the last trim; None where it refused nothing."""
         self._trimmed_at = -math.inf
         self._failure = ""
         self._is_held = False
@@ -243,6 +249,18 @@ class Trimmer(PartitionLogger):
     def _counts(self, request: tuple[int, int]) -> bool:
         """Say whether a request for space still counts."""
         return self._steady_ms() <= request[1]
+
+    @property
+    def obstacle(self) -> TrimObstacle | None:
+        """Return what ended the last trim and will end the next; None if nothing did. Any thread may ask."""
+        blocking = self._blocking
+        if self._denied is not None or blocking is None:
+            return self._denied
+        return TrimObstacle(
+            f"segment {blocking.base_offset} differs from its stored copy, or cannot be compared with it",
+            from_offset=blocking.base_offset,
+            retry_offset=blocking.next_offset or 0,
+        )
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
         """Remember, until the file is gone, that the file with *identity* matches its stored copy."""
@@ -272,7 +290,10 @@ class Trimmer(PartitionLogger):
         if target.spends_cloud_gc:
             self._space_request = None
         free = plan
-        if plan.candidates:
+        if not plan.candidates:
+            # What the broker had refused to delete has gone in another way.
+            self._denied = None
+        else:
             plan = await self._without_held(free, manifest, wishes, seen)
         proved = await self._prove(plan.candidates)
         if not proved:
@@ -360,6 +381,9 @@ class Trimmer(PartitionLogger):
             )
         except BrokerDenied as error:
             self._denied_until_ms, self.is_put_off = self._steady_ms() + DENIED_PAUSE_MS, True
+            # One segment is enough for a trial: meanwhile others give what was wanted of this partition.
+            first_end = segments[0].next_offset if segments else None
+            self._denied = TrimObstacle(str(error), retry_offset=first_end or before_offset)
             self._count_failure(error)
             self._log.error("trim refused", before_offset=before_offset, error=str(error))
             return False
@@ -371,7 +395,7 @@ class Trimmer(PartitionLogger):
                 self._failure = str(error)
                 self._log.warning("trim failed", before_offset=before_offset, error=str(error))
             return False
-        self._failure = ""
+        self._failure, self._denied = "", None
         self._trimmed_at = asyncio.get_running_loop().time()
         self._note_trimmed(segments, before_offset=before_offset, log_start_offset=log_start_offset)
         return True
@@ -386,22 +410,30 @@ class Trimmer(PartitionLogger):
         return seen.scan_began_at < self._trimmed_at > asyncio.get_running_loop().time() - STALE_SCAN_SECONDS
 
     async def _prove(self, candidates: Sequence[TrimCandidate]) -> list[TrimCandidate]:
-        """Return the prefix of *candidates* whose local bytes match the archive."""
+        """Return the prefix of *candidates* whose local bytes match the archive; note what ends it."""
         proved: list[TrimCandidate] = []
         for candidate in candidates:
             local = candidate.local
             if self._proved.get(local.base_offset) != local.identity:
                 known = self._differs
-                if known is not None and known[0] == candidate and self._steady_ms() < known[1]:
-                    break
-                if not await self._is_same(candidate):
+                differs = known is not None and known[0] == candidate and self._steady_ms() < known[1]
+                if differs or not await self._is_same(candidate):
+                    self._blocking = local
                     break
                 self._proved[local.base_offset] = local.identity
+            if self._blocking is not None and self._blocking.base_offset < candidate.next_offset:
+                self._blocking = None
             proved.append(candidate)
         return proved
 
     def _forget_gone(self, seen: Observation) -> None:
         """Forget files that *seen* does not show any more: the broker's own retention deletes as well."""
+        blocking = self._blocking
+        if blocking is not None and not any(
+            one.base_offset == blocking.base_offset and seen.bounds.log_start_offset < (one.next_offset or 0)
+            for one in seen.log.segments
+        ):
+            self._blocking = None
         if len(self._proved) <= len(seen.log.segments):
             return
         on_disk = {one.base_offset for one in seen.log.segments}

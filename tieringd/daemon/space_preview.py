@@ -65,7 +65,7 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
                 snapshot,
                 space,
                 manifest_of=manifests.get,
-                obstacle_of=lambda _: "",
+                obstacle_of=lambda _: None,
                 cursor=None,
                 now_ms=wall_clock_ms(),
             ),

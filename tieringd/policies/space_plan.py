@@ -100,7 +100,16 @@ class SpacePartition:
     has_explicit_target: bool
     """Whether the topic has local settings of its own."""
     not_reclaimable: str = ""
-    """Why this partition gives nothing at all; empty when it may."""
+    """Why this partition gives nothing at or past `not_reclaimable_from`; empty when it may."""
+    not_reclaimable_from: int = 0
+    """The first offset that `not_reclaimable` holds for."""
+
+    @property
+    def reclaimable_next_offset(self) -> int:
+        """Return the first offset that stays, however much room is needed."""
+        if not self.not_reclaimable:
+            return self.durable_next_offset
+        return min(self.durable_next_offset, self.not_reclaimable_from)
 
     @property
     def closed_count(self) -> int:
@@ -245,7 +254,7 @@ class _Head:
         self.partition = partition
         self.first, self.end = 0, partition.closed_count
         self.first = self.count_to(partition.log_start_offset)
-        self.end = self.first if partition.not_reclaimable else self.count_to(partition.durable_next_offset)
+        self.end = self.count_to(partition.reclaimable_next_offset)
 
     def count_to(self, next_offset: int) -> int:
         """Return the count of gone segments once at most *closed* closed ones are left, if allowed."""
@@ -392,12 +401,12 @@ def _kept(head: _Head) -> KeptPartition:
 
 def _why_kept(head: _Head) -> str:
     partition = head.partition
+    if head.first < head.end:
+        return ENOUGH
     if partition.not_reclaimable:
         return partition.not_reclaimable
     if head.first == len(partition.segments):
         return EMPTY
-    if head.first < head.end:
-        return ENOUGH
     if head.first == partition.closed_count:
         return ONLY_ACTIVE
     base_offset = partition.segments[head.first].base_offset

@@ -43,6 +43,22 @@ class ShareGroupHold:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimObstacle:
+    """
+    What stands in the way of trims of a partition's local log.
+
+    The space manager does not count on what lies behind it. Some obstacles end only when another trim gets
+    past them, so it asks for that trim again while it needs room.
+    """
+
+    because: str
+    from_offset: int = 0
+    """Nothing at or past it is trimmed."""
+    retry_offset: int = 0
+    """A trim to this offset shows whether the obstacle is still there; 0 where no trim is needed for that."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrimWishes:
     """The requests for a trim of a partition's local log, and what forbids it."""
 

@@ -32,6 +32,7 @@ from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, DiskSpace, 
 from tieringd.policies.durability import durable_end
 from tieringd.policies.local_retention import plan_trim
 from tieringd.policies.space_plan import SpaceDemand, SpacePartition, SpacePlan, plan_space
+from tieringd.policies.trim_target import TrimObstacle
 
 if TYPE_CHECKING:
     # An ordinary import would load the archiver into commands that do not need it.
@@ -45,6 +46,7 @@ HIDDEN = "the settings of the topic cannot be read: they may switch remote write
 FOLLOWED = "another broker leads the partition, and trims it on all replicas"
 PAUSED = "the topic is paused"
 NOT_KNOWN = "the durable offsets of the partition are not known yet"
+NO_ARCHIVER = TrimObstacle("the archiver of the partition has not started, or has stopped")
 
 SEGMENT_BYTES = 128 << 20
 """The size of an ordinary segment: exceeding an area by no more is not worth a trim."""
@@ -57,13 +59,13 @@ def space_partitions(
     *,
     log_dirs: tuple[str, ...],
     manifest_of: Callable[[Leadership], PartitionManifest | None],
-    obstacle_of: Callable[[Leadership], str],
+    obstacle_of: Callable[[Leadership], TrimObstacle | None],
     now_ms: int,
 ) -> Iterator[SpacePartition]:
     """
     Yield a fact sheet for each partition that lies in one of *log_dirs*.
 
-    *obstacle_of* says why an archiver trims nothing at present; empty when it does.
+    *obstacle_of* says why an archiver does not trim at present; None when it does.
     """
     for leadership, seen in snapshot.wanted.items():
         if seen.log.partition.log_dir in log_dirs:
@@ -92,7 +94,7 @@ def scanned_logs(snapshot: BrokerSnapshot | None) -> ScannedLogs:
 
 
 def space_partition(
-    seen: Observation, manifest: PartitionManifest, *, obstacle: str, now_ms: int
+    seen: Observation, manifest: PartitionManifest, *, obstacle: TrimObstacle | None, now_ms: int
 ) -> SpacePartition:
     """
     Return the facts of a partition that this daemon archives.
@@ -110,6 +112,8 @@ def space_partition(
         seen.log, manifest, topic.local_target.advised, log_start_offset=log_start_offset, now_ms=now_ms
     ).start_offset
     hint = manifest.allowed_local_start_offset
+    if topic.never_trimmed_because:
+        obstacle = TrimObstacle(topic.never_trimmed_because)
     return SpacePartition(
         seen.log.partition.topic_partition,
         seen.log.segments,
@@ -120,7 +124,8 @@ def space_partition(
         else max(past_retention, past_advice),
         local_retention_next_offset=past_advice,
         has_explicit_target=topic.local_target.is_explicit,
-        not_reclaimable=topic.never_trimmed_because or obstacle,
+        not_reclaimable=obstacle.because if obstacle else "",
+        not_reclaimable_from=obstacle.from_offset if obstacle else 0,
     )
 
 
@@ -254,22 +259,25 @@ class SpaceManager:
             now_ms=self._ages_ms(),
         )
 
-    def _obstacle_of(self, leadership: Leadership) -> str:
+    def _obstacle_of(self, leadership: Leadership) -> TrimObstacle | None:
         archiver = self._reconciler.archiver(leadership)
-        return (
-            archiver.quarantine_fault
-            if archiver
-            else "the archiver of the partition has not started, or has stopped"
-        )
+        return archiver.trim_obstacle if archiver else NO_ARCHIVER
 
     def _act(
         self, snapshot: BrokerSnapshot, space: DiskSpace, plan: SpacePlan, *, measured_at: float
     ) -> None:
+        if not plan.wanted_bytes:
+            return
         offsets = plan.cloud_gc_offsets()
         age_ms = round((asyncio.get_running_loop().time() - measured_at) * 1000)
-        for leadership in snapshot.wanted:
+        for leadership, seen in snapshot.wanted.items():
+            if seen.log.partition.log_dir not in space.log_dirs:
+                continue
             next_offset = offsets.get(leadership.partition.topic_partition)
-            if next_offset is not None:
+            if next_offset is None and (obstacle := self._obstacle_of(leadership)) is not None:
+                # The plan does not count on it, and only another trial shows that the obstacle has gone.
+                next_offset = obstacle.retry_offset
+            if next_offset:
                 self._reconciler.request_space(leadership, next_offset, age_ms=age_ms)
         if plan.cursor is not None:
             self._cursors[space.filesystem] = plan.cursor
@@ -310,14 +318,14 @@ def plan_for(
     space: DiskSpace,
     *,
     manifest_of: Callable[[Leadership], PartitionManifest | None],
-    obstacle_of: Callable[[Leadership], str],
+    obstacle_of: Callable[[Leadership], TrimObstacle | None],
     cursor: TopicPartition | None,
     now_ms: int,
 ) -> SpacePlan:
     """
     Return the plan for one filesystem; this takes a while where there are millions of segments.
 
-    *obstacle_of* says why a partition cannot be trimmed at present; empty when it can.
+    *obstacle_of* says why a partition cannot be trimmed at present; None when it can.
     """
     partitions = space_partitions(
         snapshot,

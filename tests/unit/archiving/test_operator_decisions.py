@@ -498,6 +498,7 @@ async def test_decision_outlives_an_observation_that_decides_nothing(writer, arc
     seen = observed(writer)
     early = replace(seen, log=replace(seen.log, epochs=seen.log.epochs[:-1]))
     assert (await archiver.step(early)).waits_for_lineage
+    assert archiver.trim_obstacle is not None
     assert len(left(store, writer)) == 1
     await steps(archiver, writer, 4)
     assert outcomes(store) == {"d1": "carried_out"}

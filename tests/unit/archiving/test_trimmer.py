@@ -28,6 +28,7 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.partition import Leadership
 from tieringd.policies.local_hint import plan_hint
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
+from tieringd.policies.trim_target import TrimObstacle
 
 
 async def always() -> bool:
@@ -378,6 +379,91 @@ async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
     broker.denied.clear()
     clock.now_ms += 1
     assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+
+async def test_refusal_is_an_obstacle_until_a_trim_succeeds(writer, archive, trimmer, broker, clock):
+    """The broker's refusal outlasts the pause: only the trim of one segment shows that it has ended."""
+    ends = [writer.closed_segment() for _ in range(3)][1:]
+    manifest = await archived(writer, archive)
+    assert trimmer.obstacle is None
+    broker.denied.add("orders")
+    trimmer.request_space(ends[1])
+    assert await trimmer.trim(manifest, observed(writer)) == 0
+    expected = TrimObstacle("orders is never trimmed. Grant DELETE on the topic", retry_offset=ends[0])
+    assert trimmer.obstacle == expected
+    clock.now_ms += DENIED_PAUSE_MS
+    assert trimmer.obstacle == expected
+
+    broker.denied.clear()
+    trimmer.request_space(expected.retry_offset)
+    assert await trimmer.trim(manifest, observed(writer)) == 1
+    assert trimmer.obstacle is None
+
+
+async def test_refusal_is_no_obstacle_once_the_segments_have_gone(writer, archive, trimmer, broker, clock):
+    """The broker's own retention takes what it had refused to delete, so no trial shows anything."""
+    first = writer.closed_segment()
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.denied.add("orders")
+    trimmer.request_space(writer.bases[1])
+    assert await trimmer.trim(manifest, observed(writer)) == 0
+    writer.trim_file(first)
+    writer.log_start_offset = writer.bases[1]
+    clock.now_ms += DENIED_PAUSE_MS
+    trimmer.request_space(trimmer.obstacle.retry_offset)
+    assert await trimmer.trim(manifest, observed(writer)) == 0
+    assert trimmer.obstacle is None
+    assert len(broker.trims) == 1
+
+
+@pytest.mark.parametrize("ends_by", ["repair", "compaction", "deletion"])
+async def test_segment_that_differs_is_an_obstacle_from_its_offset_on(
+    writer, archive, trimmer, broker, ends_by
+):
+    """A segment that is not the archive's keeps what follows it, and nothing before it."""
+    bases = [writer.closed_segment() for _ in range(4)]
+    manifest = await archived(writer, archive)
+    whole = observed(writer)
+    writer.flip_byte(bases[2])
+    for _ in range(2):
+        # One scan misses the file. The second trim knows the difference, and does not read the file.
+        torn = replace(whole, log=replace(whole.log, segments=whole.log.segments[3:]))
+        assert await trimmer.trim(manifest, torn) == 0
+        assert trimmer.obstacle is None
+        trimmer.request_space(writer.bases[-1])
+        await trimmer.trim(manifest, observed(writer))
+        assert writer.bases_on_disk[0] == bases[2]
+        obstacle = trimmer.obstacle
+        assert (obstacle.from_offset, obstacle.retry_offset) == (bases[2], bases[3])
+
+    writer.flip_byte(bases[2])
+    if ends_by == "repair":
+        trimmer.request_space(obstacle.retry_offset)
+        assert await trimmer.trim(manifest, observed(writer)) == 1
+    elif ends_by == "deletion":
+        writer.trim_file(bases[2])
+        writer.log_start_offset = bases[3]
+        assert await trimmer.trim(manifest, observed(writer)) == 0
+    else:
+        # The observation's file begins before the segment that differed, and ends behind it.
+        grouped = replace(whole.log.segments[1], next_offset=bases[3])
+        seen = observed(writer)
+        log = replace(seen.log, segments=(grouped, *seen.log.segments[1:]))
+        assert await trimmer.trim(manifest, replace(seen, log=log)) == 0
+    assert trimmer.obstacle is None
+
+
+async def test_segment_that_cannot_be_read_is_an_obstacle(writer, archive, trimmer):
+    """A bad sector keeps what follows it on the disk as other bytes do."""
+    base = writer.closed_segment()
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=0)
+    writer.log_path(base).unlink()
+    assert await trimmer.trim(manifest, seen) == 0
+    assert trimmer.obstacle.from_offset == base
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 0
+    assert trimmer.obstacle is None
 
 
 @virtually

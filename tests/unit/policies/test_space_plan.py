@@ -68,6 +68,11 @@ EXPLICIT = {"has_explicit_target": True}
         pytest.param({"gone": 9}, {}, id="log start past the log"),
         pytest.param({"gone": 3, "durable": 1}, {}, id="log start past durable"),
         pytest.param({"not_reclaimable": "not tiered", "retention": 3}, {}, id="not reclaimable"),
+        pytest.param(
+            {"not_reclaimable": "it differs", "not_reclaimable_from": 25, "retention": 1},
+            {1: 1, 3: 1},
+            id="reclaimable in part",
+        ),
     ],
 )
 def test_each_phase_takes_what_is_its_own(facts, expected):
@@ -329,6 +334,18 @@ def test_log_start_that_comes_back_lower_is_planned_again():
         pytest.param({"durable": 1}, 10, (25, "segment 10 is not"), id="just enough was durable"),
         pytest.param({"not_reclaimable": "not tiered"}, EVERYTHING, (35, "not tiered"), id="not tiered"),
         pytest.param({"not_reclaimable": "not tiered", "gone": 1}, 0, (25, "not tiered"), id="in part gone"),
+        pytest.param(
+            {"not_reclaimable": "it differs", "not_reclaimable_from": 10},
+            EVERYTHING,
+            (25, "it differs"),
+            id="reclaimable in part",
+        ),
+        pytest.param(
+            {"not_reclaimable": "it differs", "not_reclaimable_from": 10},
+            0,
+            (35, ENOUGH),
+            id="not asked for it",
+        ),
         pytest.param({"active": None, "retention": 3}, EVERYTHING, (0, EMPTY), id="nothing left"),
     ],
 )

@@ -51,6 +51,7 @@ def partitions_of(draw: st.DrawFn, name: TopicPartition) -> SpacePartition:
         local_retention=draw(st.just(0) | _count),
         has_explicit_target=draw(st.booleans()),
         not_reclaimable=draw(st.sampled_from(["", "", "", "not tiered"])),
+        not_reclaimable_from=draw(st.just(0) | _count) * STEP,
     )
     # A limit inside a segment, as a deletion by offset or an open upload leaves it.
     return replace(one, durable_next_offset=one.durable_next_offset + draw(st.sampled_from([0, 0, 4])))
@@ -88,13 +89,12 @@ def closed_of(one: SpacePartition) -> list[LocalSegment]:
 
 
 def may_go(one: SpacePartition) -> list[LocalSegment]:
-    """Return the segments that may go at all: closed, durable, not leaving, and of no excepted topic."""
-    if one.not_reclaimable:
-        return []
+    """Return the segments that may go at all: closed, durable, not leaving, and before what is excepted."""
     return [
         segment
         for segment in closed_of(one)
         if one.log_start_offset < segment.next_offset <= one.durable_next_offset
+        and not (one.not_reclaimable and segment.next_offset > one.not_reclaimable_from)
     ]
 
 
@@ -215,7 +215,7 @@ def check_limits(one: SpacePartition, plan: SpacePlan) -> None:
     assert kept.because, "what stays has a reason"
     if offset is None:
         return
-    assert not one.not_reclaimable
+    assert not one.not_reclaimable or offset <= one.not_reclaimable_from
     assert one.log_start_offset < offset <= one.durable_next_offset, "nothing past durable"
     assert all(segment.base_offset >= offset for segment in one.segments if segment.next_offset is None)
     assert kept.size_bytes == sum(

@@ -18,6 +18,7 @@ from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.policies.disk_areas import DirectoryUse
 from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 from tieringd.policies.space_plan import Phase
+from tieringd.policies.trim_target import TrimObstacle
 from tieringd.space.space_manager import (
     FOLLOWED,
     HIDDEN,
@@ -181,7 +182,7 @@ async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, arc
     seen = observed(writer, target_bytes=2 * segment_bytes(writer))
     for hint in (ends[0], ends[1], None):
         stored = replace(manifest, allowed_local_start_offset=hint)
-        facts = space_partition(seen, stored, obstacle="", now_ms=DEFAULT_TIME_MS)
+        facts = space_partition(seen, stored, obstacle=None, now_ms=DEFAULT_TIME_MS)
         assert facts.retention_next_offset == (hint or 0)
         assert facts.local_retention_next_offset == ends[3]
 
@@ -201,7 +202,7 @@ async def test_advice_is_the_first_phase_and_total_retention_goes_further(writer
         seen = observed(writer)
         seen = replace(seen, topic=replace(seen.topic, local_target=target))
         stored = replace(manifest, allowed_local_start_offset=expected)
-        facts = space_partition(seen, stored, obstacle="", now_ms=DEFAULT_TIME_MS)
+        facts = space_partition(seen, stored, obstacle=None, now_ms=DEFAULT_TIME_MS)
         assert facts.retention_next_offset == expected
         assert facts.local_retention_next_offset == expected
 
@@ -231,6 +232,91 @@ async def test_what_is_past_an_advised_target_goes_before_anything_recent(tmp_pa
         await settle()
     assert [len(one.removals) for one in report.plan.phases] == [1, 0, 0, 0, 0]
     assert on_disk(writers) == [*before[:-1], before[-1] - 4]
+
+
+async def test_obstacle_inside_the_log_keeps_what_follows_it(writer, archive):
+    """A partition is reclaimable up to the offset that its archiver's trims do not get past."""
+    ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
+    manifest = await archived(writer, archive)
+    obstacle = TrimObstacle("a segment differs", from_offset=ends[1], retry_offset=ends[2])
+    facts = space_partition(observed(writer), manifest, obstacle=obstacle, now_ms=DEFAULT_TIME_MS)
+    assert (facts.reclaimable_next_offset, facts.not_reclaimable) == (ends[1], "a segment differs")
+
+
+class Beside:
+    """A topic past its advised target that cannot be trimmed, and a smaller one that can."""
+
+    def __init__(self, log_dir, store, why: str) -> None:
+        self.log_dir = str(log_dir)
+        self.stuck, self.other = LogWriter(log_dir, "stuck", 0), LogWriter(log_dir, "bounded", 0)
+        for _ in range(SEGMENTS):
+            for writer in (self.stuck, self.stuck, self.other):
+                writer.closed_segment()
+        self.writers = [self.stuck, self.other]
+        self.daemon = Daemon(log_dir, store, self.writers, is_strict=False)
+        for writer in self.writers:
+            target = {"retention.local.target.bytes": str(segment_bytes(writer))}
+            self.daemon.broker.configs[writer.name.topic] = target
+        self.why = why
+        self.disk = Disk(self.writers)
+        self.manager = SpaceManager(
+            self.daemon.config,
+            reconciler=self.daemon.reconciler,
+            metrics=self.daemon.metrics,
+            ages_ms=self.daemon.clock,
+            measure=self.disk,
+        )
+
+    async def turn(self) -> None:
+        """Begin or end what keeps the trims away."""
+        if self.why == "denied":
+            self.daemon.broker.denied ^= {"stuck"}
+        else:
+            self.stuck.flip_byte(0)
+        await self.daemon.round()
+
+    async def spend(self, minutes: int) -> list[float]:
+        """Do the manager's rounds; return by how much the plans fell short."""
+        short_bytes = []
+        for _ in range(2 * minutes):
+            await self.manager.step()
+            short_bytes.append(self.daemon.value("tieringd_space_short_bytes", log_dir=self.log_dir))
+            await asyncio.sleep(30)
+            self.daemon.clock.now_ms += 30_000
+        return short_bytes
+
+
+@pytest.mark.parametrize("why", ["denied", "differs"])
+@virtually
+async def test_partition_that_cannot_be_trimmed_is_not_counted_on(tmp_path, store, why):
+    """A trim that does not happen frees nothing, so another partition gives what is needed."""
+    beside = Beside(tmp_path, store, why)
+    async with beside.daemon.running():
+        await beside.turn()
+        beside.disk.shrink_by(segment_bytes(beside.other) * 4)
+        assert await beside.spend(2) == [0] * 4
+        assert on_disk(beside.writers) == [2 * SEGMENTS + 1, SEGMENTS + 1 - 4]
+
+
+@pytest.mark.parametrize("why", ["denied", "differs"])
+@virtually
+async def test_shortage_behind_a_trim_that_does_not_happen_is_told(tmp_path, store, why):
+    """A shortage is told in every round, once in the log, until the trim is tried again and happens."""
+    beside = Beside(tmp_path, store, why)
+    async with beside.daemon.running():
+        await beside.turn()
+        beside.disk.shrink_by(segment_bytes(beside.other) * (SEGMENTS + 3))
+        with capture_logs() as lines:
+            first, *short_bytes = await beside.spend(20)
+        assert first == 0
+        assert min(short_bytes) > 0
+        assert on_disk(beside.writers) == [2 * SEGMENTS + 1, 1]
+        assert len([line for line in lines if "over their area" in line["event"]]) == 1
+
+        await beside.turn()
+        await beside.spend(6)
+        assert (await beside.spend(1))[-1] == 0
+        assert on_disk(beside.writers) == [2 * SEGMENTS + 1 - 3, 1]
 
 
 @virtually
