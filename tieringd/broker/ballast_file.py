@@ -144,22 +144,28 @@ def find_ballast_path(candidates: Sequence[str], log_dirs: Sequence[str]) -> str
     """
     Return the first of *candidates* that is on a log directory's filesystem and outside all of them.
 
+    While a log directory cannot be inspected, as on a disk that has failed, only a file that exists counts:
+    the ballast may be on that disk, and is not made a second time elsewhere.
+
     Raises:
         ConfigError: No candidate is; the message gives the reason for each.
-        LocalFileError: A log directory cannot be inspected.
+        LocalFileError: A log directory cannot be inspected, and no candidate exists beside another one.
     """
-    try:
-        devices = {os.stat(path).st_dev for path in log_dirs}  # noqa: PTH116 - paths are text throughout this layer
-    except OSError as error:
-        raise LocalFileError(
-            f"{error.filename} cannot be inspected: {error.strerror}", path=f"{error.filename}"
-        ) from error
+    devices: set[int] = set()
+    problem: LocalFileError | None = None
+    for path in log_dirs:
+        try:
+            devices.add(os.stat(path).st_dev)  # noqa: PTH116 - paths are text throughout this layer
+        except OSError as error:
+            problem = LocalFileError(f"{path} cannot be inspected: {error.strerror}", path=path)
     reasons: list[str] = []
     for candidate in candidates:
         reason = _fault(candidate, log_dirs, devices)
-        if reason is None:
+        if reason is None and (problem is None or os.path.lexists(candidate)):
             return candidate
         reasons.append(f"{candidate} {reason}")
+    if problem is not None:
+        raise problem
     raise ConfigError(
         f"no place was found for the ballast file: {'; '.join(reasons)}",
         hint="Set ballast_file_path to a path on the filesystem of a log directory, but outside all log "

@@ -176,6 +176,11 @@ class SpaceMetrics:
         for each in self._gauges:
             each.clear()
 
+    def forget_logs(self, log_dir: str) -> None:
+        """Drop the figures of the filesystem of *log_dir*, which is no longer measured."""
+        for each in (self.log_bytes, self.log_area_bytes, self.short_bytes):
+            each.remove_by_labels(dict.fromkeys(_LOG_DIR, log_dir))
+
 
 class CacheMetrics:
     """The contents of the chunk cache, and the outcomes of readers' requests to it."""

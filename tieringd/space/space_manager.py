@@ -1,7 +1,8 @@
 """
 The space manager: keeps the logs on each filesystem within their area, and sizes the cache's area.
 
-Every interval it measures the log directories and the cache. It first tells the cache its limit, and the
+Every interval it measures the log directories and the cache. A directory that cannot be measured, as on a
+disk that has failed, is left out until it can. The space manager first tells the cache its limit, and the
 cache evicts at once. Where the logs of a filesystem are over their area, it plans what to trim
 (`policies.space_plan`) and asks the archivers of those partitions, which check and limit the trim like
 any other. The space manager trims nothing itself. What an archiver could not trim is planned again in the
@@ -190,6 +191,12 @@ class SpaceManager:
         self._measure = measure or DiskUseMeter(lambda: scanned_logs(reconciler.snapshot))
         self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
+        self._problems: dict[str, str] = {}
+        """Why log directories could not be measured in the last round, as far as this was logged."""
+        self._published: set[str] = set()
+        """The names of the filesystems whose figures are in the metrics."""
+        self._cache_limit_bytes: int | None = None
+        """What the cache was told last."""
         self._short: set[int] = set()
         """The filesystems on which the last round did not find enough."""
         self.reports: tuple[SpaceReport, ...] = ()
@@ -217,6 +224,8 @@ class SpaceManager:
         """Forget what was measured: it is not measured any more, and a shortage would stay for ever."""
         self.reports = ()
         self._short.clear()
+        self._published.clear()
+        self._cache_limit_bytes = None
         self._metrics.space.forget()
         self._tell_cache(None)
 
@@ -227,15 +236,14 @@ class SpaceManager:
             return ()
         # Before the measurement: this process may stand still anywhere after it.
         measured_at = asyncio.get_running_loop().time()
-        try:
-            uses = await asyncio.to_thread(self._measure, self._log_dirs)
-        except OSError as error:
-            log.warning("log directories cannot be measured", error=str(error))
+        uses, problems = await asyncio.to_thread(measured_logs, self._log_dirs, self._measure)
+        self._report(problems)
+        if not uses:
             return ()
         cache = await asyncio.to_thread(measured_cache, self._config, self._measure)
         reports = []
         for space in plan_spaces(uses, cache, area_settings(self._config)):
-            self._publish_cache(space)
+            self._publish_cache(space, may_grow=not problems)
             if not space.log_dirs:
                 continue
             plan = await self._plan(snapshot, space) if space.log_excess_bytes else None
@@ -243,9 +251,21 @@ class SpaceManager:
                 self._act(snapshot, space, plan, measured_at=measured_at)
             self._publish(space, plan)
             reports.append(SpaceReport(space, plan))
-        self._metrics.health.loop_succeeded("space")
+        measured = {report.space.log_dirs[0] for report in reports}
+        for gone in self._published - measured:
+            self._metrics.space.forget_logs(gone)
+        self._published = measured
+        if not problems:
+            self._metrics.health.loop_succeeded("space")
         self.reports = tuple(reports)
         return self.reports
+
+    def _report(self, problems: dict[str, str]) -> None:
+        """Log once for each log directory why it cannot be measured."""
+        for path, problem in problems.items():
+            if self._problems.get(path) != problem:
+                log.warning("log directory cannot be measured", path=path, error=problem)
+        self._problems = problems
 
     async def _plan(self, snapshot: BrokerSnapshot, space: DiskSpace) -> SpacePlan:
         # A plan over millions of segments takes a second of processor time, so it runs in a thread.
@@ -293,11 +313,17 @@ class SpaceManager:
                     size_bytes=phase.size_bytes,
                 )
 
-    def _publish_cache(self, space: DiskSpace) -> None:
-        if space.cache_dir is not None:
-            self._metrics.space.cache_bytes.labels(space.cache_dir).set(space.cache_used_bytes)
-            self._metrics.space.cache_area_bytes.labels(space.cache_dir).set(space.cache_limit_bytes)
-            self._tell_cache(space.cache_limit_bytes)
+    def _publish_cache(self, space: DiskSpace, *, may_grow: bool) -> None:
+        if space.cache_dir is None:
+            return
+        limit_bytes, known_bytes = space.cache_limit_bytes, self._cache_limit_bytes
+        if known_bytes is not None and not may_grow:
+            # The logs of a directory that cannot be measured may be on this filesystem.
+            limit_bytes = min(limit_bytes, known_bytes)
+        self._cache_limit_bytes = limit_bytes
+        self._metrics.space.cache_bytes.labels(space.cache_dir).set(space.cache_used_bytes)
+        self._metrics.space.cache_area_bytes.labels(space.cache_dir).set(limit_bytes)
+        self._tell_cache(limit_bytes)
 
     def _publish(self, space: DiskSpace, plan: SpacePlan | None) -> None:
         name, short_bytes = space.log_dirs[0], plan.short_by_bytes if plan else 0
@@ -341,6 +367,24 @@ def plan_for(
         overage_coefficient=NO_OVERAGE,
     )
     return plan_space(partitions, demand, cursor=cursor)
+
+
+def measured_logs(
+    log_dirs: Sequence[str], measure: Callable[[Sequence[str]], Sequence[DirectoryUse]]
+) -> tuple[tuple[DirectoryUse, ...], dict[str, str]]:
+    """
+    Return the sizes of the log directories, and by path why others cannot be measured. This blocks.
+
+    A broker with several disks goes on when one of them fails, and so does the care for the others.
+    """
+    uses: list[DirectoryUse] = []
+    problems: dict[str, str] = {}
+    for path in log_dirs:
+        try:
+            uses.extend(measure([path]))
+        except OSError as error:
+            problems[path] = str(error)
+    return tuple(uses), problems
 
 
 def measured_cache(

@@ -145,6 +145,17 @@ def test_no_place_says_why_not_for_each(tmp_path, small_disk):
     assert f"{log_dir / 'b'} is inside the log directory {log_dir}" in str(caught.value)
 
 
+def test_ballast_on_another_disk_than_the_failed_one_is_found(tmp_path, small_disk):
+    """A ballast that exists can be released; none is made while it may be on the disk that failed."""
+    log_dir, gone = tmp_path / "logs", small_disk / "gone"
+    log_dir.mkdir()
+    candidates, log_dirs = [str(small_disk / "ballast"), str(tmp_path / "ballast")], [str(log_dir), str(gone)]
+    with pytest.raises(LocalFileError, match="gone cannot be inspected: No such file"):
+        find_ballast_path(candidates, log_dirs)
+    BallastFile(candidates[1], MIB).grow()
+    assert find_ballast_path(candidates, log_dirs) == candidates[1]
+
+
 def test_log_directory_that_is_not_there_is_said(tmp_path):
     """A log directory may come later, so its absence is no fault of the configuration."""
     with pytest.raises(LocalFileError, match="gone cannot be inspected: No such file"):

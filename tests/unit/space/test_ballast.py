@@ -134,6 +134,25 @@ async def test_disk_that_cannot_be_measured_keeps_its_ballast(site):
     assert site.path.stat().st_size == SIZE
 
 
+async def test_ballast_goes_also_while_another_disk_has_failed(site, tmp_path, metrics):
+    """A broker with two disks goes on with one of them, which may need the room."""
+    failing = tmp_path / "failing"
+    failing.mkdir()
+    keeper = Ballast(
+        [str(site.path)],
+        log_dirs=[str(failing), str(tmp_path / "logs")],
+        filesystems=FakeFilesystems(site.disk),
+        settings=site.settings(releases=True),
+        metrics=metrics,
+    )
+    await keeper.step()
+    assert site.path.exists()
+    failing.rmdir()
+    site.disk.free_bytes = 2 * MIB
+    await keeper.step()
+    assert not site.path.exists()
+
+
 @virtually
 async def test_keeper_checks_at_once_on_a_hint_and_every_interval(site):
     """A degraded disk does not wait for the next round."""

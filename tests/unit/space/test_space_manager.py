@@ -420,14 +420,82 @@ async def test_log_directory_that_cannot_be_measured_is_said_and_skipped(daemon,
     disk.measure = fails
     async with daemon.running():
         with capture_logs() as lines:
-            assert await manager.step() == ()
+            assert [await manager.step() for _ in range(2)] == [(), ()]
         assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") is None
         disk.measure = disk.measured
         await manager.step()
         assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") > 0
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
-        "log directories cannot be measured"
+        "log directory cannot be measured"
     ]
+
+
+class SecondDisk:
+    """A log directory on a disk of its own, which fails; the cache is on the first disk."""
+
+    def __init__(self, disk: Disk, log_dir: str) -> None:
+        self._first, self._log_dir = disk, log_dir
+        self.has_failed = False
+
+    def __call__(self, paths) -> list[DirectoryUse]:
+        if paths != [self._log_dir]:
+            return self._first.measured(paths)
+        if self.has_failed:
+            raise OSError(5, "Input/output error", self._log_dir)
+        return [DirectoryUse(self._log_dir, 2, 1000, 900)]
+
+
+@pytest.mark.parametrize("log_dirs", ["{first}, {second}", "{second}, {first}"])
+@virtually
+async def test_disk_that_fails_leaves_the_others_managed(tmp_path, store, log_dirs):
+    """Kafka goes on with its other log directories, and the space manager says what it misses."""
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    (tmp_path / "second").mkdir()
+    writer = LogWriter(tmp_path / "first")
+    for _ in range(SEGMENTS):
+        writer.closed_segment()
+    daemon = Daemon(log_dirs.format(first=first, second=second), store, [writer])
+    disk, told = Disk([writer]), []
+    disk.measure = both = SecondDisk(disk, second)
+    manager = SpaceManager(
+        daemon.config,
+        reconciler=daemon.reconciler,
+        metrics=daemon.metrics,
+        ages_ms=daemon.clock,
+        measure=disk,
+        tell_cache=told.append,
+    )
+
+    def figures() -> list[float | None]:
+        names = ("log_bytes", "log_area_bytes", "short_bytes")
+        return [daemon.value(f"tieringd_space_{name}", log_dir=second) for name in names]
+
+    async with daemon.running():
+        await manager.step()
+        assert figures() == [900, 800, 100]
+        succeeded_at = daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space")
+        both.has_failed = True
+        disk.shrink_by(segment_bytes(writer) * 2)
+        with capture_logs() as lines:
+            reports = [await manager.step() for _ in range(2)]
+        await settle()
+        assert [report.space.log_dirs for (report,) in reports] == [(first,)] * 2
+        assert on_disk([writer]) == [SEGMENTS + 1 - 2]
+        assert figures() == [None] * 3
+        warned = [(line["path"], line["error"]) for line in lines if "cannot be measured" in line["event"]]
+        assert warned == [(second, f"[Errno 5] Input/output error: '{second}'")]
+        # The logs of the failed directory may be where the cache is: it may only become smaller.
+        smaller = told[-1]
+        assert told == [200_000_000, smaller, smaller]
+        disk.total_bytes = 10**9
+        await manager.step()
+        assert told[-1] == smaller
+        assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") == succeeded_at
+        both.has_failed = False
+        await manager.step()
+        assert told[-1] == 200_000_000
+        assert figures() == [900, 800, 100]
+        assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") > succeeded_at
 
 
 CACHE = "/nowhere/state/cloud_storage_cache"
