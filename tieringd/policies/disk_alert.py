@@ -34,7 +34,7 @@ _UNIT_STEP = 1024
 
 
 def degraded_nodes(states: Mapping[int, DiskState]) -> tuple[int, ...]:
-    """Return the brokers that are known to be degraded, ascending; the first of them acts for all."""
+    """Return the brokers that are known to be degraded, ascending: in this order their daemons may act."""
     return tuple(sorted(node for node, state in states.items() if state is DiskState.DEGRADED))
 
 

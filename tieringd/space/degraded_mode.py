@@ -3,7 +3,9 @@ Degraded mode: when the disk of any broker is nearly full, no broker accepts cli
 
 Replication goes on: a broker with a full disk still has to follow. Each daemon publishes the state of its
 disks and reads its peers' through a board in the bucket. One daemon acts for all: that of the degraded
-broker with the lowest node id. When no broker is known to be degraded, any daemon that finds producers
+broker with the lowest node id. It may not be able to, as beside a broker that its full disk has stopped. So
+the daemons of the other degraded brokers see whether it does, and act themselves after a while, one after the
+other. When no broker is known to be degraded, any daemon that finds producers
 held back releases them (`space.producer_brake`).
 
 The board in the bucket holds the disk state of each broker. A state counts while it is fresh: its own
@@ -49,6 +51,9 @@ _MS: Final = 1000
 
 INTERVAL_SECONDS: Final = 10.0
 """How often the peers' states are read; a change of this broker's own disks starts a round at once."""
+
+TURN_SECONDS: Final = 2 * INTERVAL_SECONDS
+"""How long each degraded broker's daemon leaves it to the one before it to lower quotas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +259,19 @@ class DegradedMode:
             await brake.refresh(view.quotas_version)
             if not self._degraded:
                 await brake.let_go()
-            elif self._degraded[0] == board.node_id:
-                await (brake.hold_back(self._settings.rate) if self._settings.holds_back else brake.let_go())
+            elif board.node_id in self._degraded:
+                await self._act(brake, board.node_id)
         finally:
             self._metrics.producers_held_back.set(brake.is_on)
+
+    async def _act(self, brake: ProducerBrake, node_id: int) -> None:
+        """Do what the settings say while this broker is degraded, in its turn among the degraded ones."""
+        turn = self._degraded.index(node_id)
+        if self._settings.holds_back:
+            await brake.hold_back(self._settings.rate, after_seconds=turn * TURN_SECONDS)
+        elif brake.holder == node_id or (turn == 0 and brake.holder not in self._degraded):
+            # Settings may differ: what another degraded broker's daemon has lowered is its own to put back.
+            await brake.let_go()
 
     def _tell(self, degraded: tuple[int, ...]) -> None:
         self._metrics.degraded_brokers.set(len(degraded))

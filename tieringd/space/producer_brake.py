@@ -59,6 +59,14 @@ class ProducerBrake:
         self._node_id = node_id
         self._now_ms = now_ms
         self._stored = _Stored(None, None)
+        self._left_since: float | None = None
+        """Since when (loop time) quotas are still to be lowered, while another daemon acts for all."""
+
+    @property
+    def holder(self) -> int | None:
+        """Return the broker whose daemon wrote the record last; None without a record."""
+        record = self._stored.record
+        return None if record is None else record.node_id
 
     @property
     def is_on(self) -> bool:
@@ -86,11 +94,12 @@ class ProducerBrake:
         except CorruptDataError as error:
             raise error.located(self._key) from error
 
-    async def hold_back(self, rate: int) -> None:
+    async def hold_back(self, rate: int, *, after_seconds: float = 0) -> None:
         """
         Limit every producer to *rate*, unless an operator has set its quota otherwise.
 
-        Quotas that are lowered already keep the rate that they were lowered to.
+        Quotas that are lowered already keep the rate that they were lowered to. What there is to lower is
+        left to another daemon for *after_seconds*.
 
         Raises:
             PreconditionFailed: Another daemon was faster; nothing was changed.
@@ -98,6 +107,9 @@ class ProducerBrake:
             BrokerUnavailable: The next round continues.
             BrokerDenied: tieringd lacks the permission.
         """
+        if after_seconds and not await self._is_left_for(after_seconds, rate):
+            return
+        self._left_since = None
         if await self._settle():
             return
         current = await self._quotas()
@@ -128,13 +140,31 @@ class ProducerBrake:
             BrokerUnavailable: The next round continues.
             BrokerDenied: tieringd lacks the permission.
         """
+        self._left_since = None
         known = self._stored.record
         if known is None or await self._settle() or known.phase is QuotaPhase.RESTORED:
             return
         is_with_another = known.phase is QuotaPhase.RESTORING and known.node_id != self._node_id
         if is_with_another and self._age_ms(known) < TAKE_OVER_MS:
             return
+        # A daemon whose broker has stopped must not begin: the record would keep the other daemons waiting.
+        await self._quotas()
         await self._restore(known)
+
+    async def _is_left_for(self, seconds: float, rate: int) -> bool:
+        """Say whether there has been something to lower for *seconds*, and no other daemon has done it."""
+        current, known = await self._quotas(), self._stored.record
+        if known is None or known.phase is QuotaPhase.RESTORED:
+            is_left = bool(plan_lowering(current, rate))
+        else:
+            changes = known.changes + plan_additions(known.changes, current, known.rate)
+            is_left = bool(still_to_lower(changes, current, known.rate))
+        now = asyncio.get_running_loop().time()
+        if not is_left:
+            self._left_since = None
+        elif self._left_since is None:
+            self._left_since = now
+        return self._left_since is not None and now - self._left_since >= seconds
 
     async def _settle(self) -> bool:
         """Check quotas that were restored recently; return whether one had to be restored again."""

@@ -21,6 +21,7 @@ from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, DiskSt
 from tieringd.space.degraded_mode import (
     INTERVAL_SECONDS,
     STALE_SECONDS,
+    TURN_SECONDS,
     DegradedMode,
     DegradedParts,
     DegradedSettings,
@@ -150,6 +151,70 @@ async def test_others_leave_it_to_the_broker_with_the_lowest_id(nodes, quotas):
         await node.mode.step()
     assert quotas == LOWERED
     assert [node.broker.quota_orders for node in nodes] == [1, 0, 0]
+
+
+class Halted(FakeBroker):
+    """A broker that a full disk has stopped, after it has answered which node it is."""
+
+    async def client_quotas(self):
+        raise BrokerUnavailable("connection refused")
+
+
+@pytest.mark.looptime
+async def test_next_daemon_acts_where_the_first_broker_has_stopped(store, quotas):
+    """Daemons take turns: each degraded broker's waits for those before it, which cannot act."""
+    nodes = [Node(node_id, store, quotas) for node_id in (1, 2, 3)]
+    for node in nodes[:2]:
+        node.broker = Halted()
+        node.broker.node = node.node_id
+        node.state = DEGRADED
+    nodes[2].state = DEGRADED
+    async with running(*nodes):
+        await asyncio.sleep(2 * TURN_SECONDS)
+        assert quotas == BEFORE
+        await asyncio.sleep(2 * INTERVAL_SECONDS)
+        assert quotas == LOWERED
+        # A quota that an operator sets meanwhile is lowered too, after as long.
+        quotas[quota_entity(user="bob")] = {PRODUCER_BYTE_RATE: 7e6}
+        await asyncio.sleep(2 * TURN_SECONDS + 2 * INTERVAL_SECONDS)
+        assert quotas[quota_entity(user="bob")] == {PRODUCER_BYTE_RATE: 1000.0}
+        # Nor do the daemons of the stopped brokers keep the third from putting the quotas back.
+        for node in nodes:
+            node.become(OK)
+        await asyncio.sleep(2 * INTERVAL_SECONDS)
+        assert quotas == BEFORE | {quota_entity(user="bob"): {PRODUCER_BYTE_RATE: 7e6}}
+
+
+@pytest.mark.looptime
+async def test_next_daemon_finishes_what_the_first_could_only_record(nodes, quotas):
+    """A record of lowered quotas proves nothing: the broker may have stopped before they were lowered."""
+    for _ in range(100):
+        nodes[0].broker.fail_next("alter_client_quotas", BrokerUnavailable("away"))
+    async with running(*nodes):
+        nodes[0].become(DEGRADED)
+        await asyncio.sleep(INTERVAL_SECONDS / 2)
+        nodes[1].become(DEGRADED)
+        await asyncio.sleep(TURN_SECONDS + 2 * INTERVAL_SECONDS)
+        assert quotas == LOWERED
+
+
+@pytest.mark.parametrize("ends_by", ["settings", "room"])
+@pytest.mark.looptime
+async def test_daemons_with_different_settings_do_not_undo_each_others_work(store, quotas, ends_by):
+    """An alert-only daemon does not let go what another degraded broker's daemon has lowered."""
+    first, second = Node(1, store, quotas, holds_back=False), Node(2, store, quotas)
+    first.state = second.state = DEGRADED
+    async with running(first, second):
+        await asyncio.sleep(TURN_SECONDS + 2 * INTERVAL_SECONDS)
+        for _ in range(10):
+            assert quotas == LOWERED
+            await asyncio.sleep(INTERVAL_SECONDS / 2)
+        if ends_by == "settings":
+            second.mode.set_settings(DegradedSettings(holds_back=False, rate=RATE))
+        else:
+            second.become(OK)
+        await asyncio.sleep(1 if ends_by == "settings" else INTERVAL_SECONDS + 1)
+        assert quotas == BEFORE
 
 
 @pytest.mark.looptime

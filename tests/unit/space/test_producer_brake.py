@@ -87,9 +87,9 @@ class Side:
         _, version = await stored_record(self.store)
         await self.brake.refresh(version)
 
-    async def hold_back(self, rate=RATE):
+    async def hold_back(self, rate=RATE, *, after_seconds=0):
         await self.refresh()
-        await self.brake.hold_back(rate)
+        await self.brake.hold_back(rate, after_seconds=after_seconds)
 
     async def let_go(self):
         await self.refresh()
@@ -216,6 +216,24 @@ async def test_of_two_daemons_one_records(side, other, store, quotas):
     assert other.broker.orders == 0
     await other.let_go()
     assert quotas == BEFORE
+
+
+@virtually
+async def test_daemon_that_waits_for_its_turn_lowers_what_is_left(side, other, quotas):
+    """The time counts from when something was left to lower, and begins anew when another daemon did it."""
+    await other.hold_back(after_seconds=20)
+    assert quotas == BEFORE
+    await side.hold_back()
+    await asyncio.sleep(15)
+    await other.hold_back(after_seconds=20)
+    del quotas[EVERY_PRODUCER]
+    for seconds in (5, 15):
+        await asyncio.sleep(seconds)
+        await other.hold_back(after_seconds=20)
+        assert other.broker.orders == 0
+    await asyncio.sleep(5)
+    await other.hold_back(after_seconds=20)
+    assert (side.broker.orders, other.broker.orders, quotas) == (1, 1, LOWERED)
 
 
 async def test_daemon_that_restores_is_left_to_it_for_a_while(side, other, store, quotas, clock):
