@@ -139,6 +139,7 @@ async def gateway_of(tmp_path, writers, **changes):
         partitions = ReadablePartitions(
             daemon.reconciler,
             daemon.archive.manifests,
+            daemon.archive.history,
             now=lambda: asyncio.get_running_loop().time(),
             now_ms=daemon.archive.clock,
             broker=daemon.broker,

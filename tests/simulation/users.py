@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.node import Node
     from tests.simulation.replication import Replication
-    from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.daemon.archive import Archive
     from tieringd.storage.base import ObjectStore
 
 TRIES = 3
@@ -91,7 +91,8 @@ class Users:
         """Run `topic delete-records` on the bucket *store* until it succeeds, a few times."""
         for number in range(TRIES):
             request = _Request(self._partition, self._random)
-            deleter = RecordDeleter(request, store, self._manifests(store), now_ms=self._now_ms)
+            manifests = self._archive(store).manifests
+            deleter = RecordDeleter(request, store, manifests, now_ms=self._now_ms)
             leader_epoch = self._partition.leader_epoch
             self._partition.allow_deletion(before_offset)
             with suppress(TieringError):
@@ -110,7 +111,10 @@ class Users:
     async def delete_by_gateway(self, before_offset: int, store: ObjectStore, node: Node) -> None:
         """Send DeleteRecords through the gateway of *node* until it succeeds, a few times."""
         now, name = asyncio.get_running_loop().time, self._partition.name
-        gateway = ReadablePartitions(node.reconciler, self._manifests(store), now=now, now_ms=self._now_ms)
+        archive = self._archive(store)
+        gateway = ReadablePartitions(
+            node.reconciler, archive.manifests, archive.history, now=now, now_ms=self._now_ms
+        )
         known: int | None = None
         for _ in range(TRIES):
             request = _Request(self._partition, self._random)
@@ -137,6 +141,6 @@ class Users:
             (one.leader_epoch for one in wanted if one.partition == self._partition.log.identified), None
         )
 
-    def _manifests(self, store: ObjectStore) -> ManifestStore:
+    def _archive(self, store: ObjectStore) -> Archive:
         resilient = ResilientStore(store, LIMITS, random=Random(self._random.random()))
-        return archive_in(resilient, writer_id="user", now_ms=self._now_ms).manifests
+        return archive_in(resilient, writer_id="user", now_ms=self._now_ms)

@@ -64,7 +64,12 @@ class Gateway:
 def readable_partitions_of(archive: Archive, *, broker: Broker, reconciler: Reconciler) -> ReadablePartitions:
     """Return what this daemon knows of its broker's partitions."""
     return ReadablePartitions(
-        reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
+        reconciler,
+        archive.manifests,
+        archive.history,
+        now=time.monotonic,
+        now_ms=archive.clock,
+        broker=broker,
     )
 
 

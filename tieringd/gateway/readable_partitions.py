@@ -97,6 +97,7 @@ class ReadablePartitions:
         self,
         reconciler: Reconciler,
         manifests: ManifestStore,
+        history: History,
         *,
         now: Callable[[], float],
         now_ms: Callable[[], int],
@@ -114,6 +115,7 @@ class ReadablePartitions:
         self._now_ms = now_ms
         self._reconciler = reconciler
         self._manifests = manifests
+        self._history = history
         self._now = now
         self._snapshot: BrokerSnapshot | None = None
         self._seen: set[PartitionName] = set()
@@ -260,6 +262,12 @@ class ReadablePartitions:
             read = await self._read_manifest(partition, read)
         manifest = read.stored.manifest
         if manifest is None:
+            if await self._history.precedes(partition):
+                # The broker's log begins behind that history. Its own answer would have a client skip it.
+                raise StorageUnavailable(
+                    f"{partition} continues an older archive, and its own manifest is not stored yet",
+                    hint="If this persists, check that the topic is archived: `tieringd status`",
+                )
             return None
         hidden = self._hidden_in(manifest, partition)
         return ReadablePartition(manifest, bounds, pins, hidden, min(as_of, read.at))

@@ -191,6 +191,17 @@ class History:
             one.seen_from(deleted_before) for one in reversed(found) if one.next_offset > deleted_before
         )
 
+    async def precedes(self, partition: TopicIdPartition) -> bool:
+        """
+        Say whether the log of *partition* continues an older archive.
+
+        Raises:
+            CorruptDataError: The link is damaged.
+            StorageUnavailable: The store does not answer, and it is not known yet whether there is a link.
+        """
+        link = await self._link_of(topic_key(partition))
+        return link is not None and link.start_of(partition.partition) is not None
+
     async def _require_no_loop(self, link: HistoryLink) -> None:
         key, seen = link.history, {link.topic}
         while key not in seen and len(seen) <= LINKS_MAX:

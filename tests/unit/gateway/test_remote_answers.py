@@ -19,6 +19,7 @@ from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.hydration import Host, running
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.store import RefusingStore
 from tests.fakes.virtual_loop import virtually
 from tieringd.daemon.workers.gateway_workers import partition_handlers
 from tieringd.daemon.workers.link import error_of, error_parts
@@ -26,7 +27,7 @@ from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch import AskedPartition
 from tieringd.formats.kafka_wire.pieces import FileRegion
-from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.formats.object_keys import TopicKey, data_key, manifest_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.gateway import readable_partitions
@@ -123,6 +124,7 @@ class Behind:
         self.partitions = ReadablePartitions(
             daemon.reconciler,
             daemon.archive.manifests,
+            daemon.archive.history,
             now=lambda: asyncio.get_running_loop().time(),
             now_ms=daemon.archive.clock,
             broker=daemon.broker,
@@ -1316,6 +1318,37 @@ async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
         assert await behind.listed(MAX_TIMESTAMP) == ListedOffset(3, FIRST_MS + 250, 0)
         assert await behind.listed(LATEST_TIERED) == ListedOffset(3, leader_epoch=0)
         assert await behind.answers.offset_for_leader_epoch({("orders", 0): 37}) == {}
+
+
+@virtually
+@pytest.mark.parametrize("partition_count", [1, 0])
+async def test_history_is_not_passed_over_before_the_first_claim(tmp_path, partition_count):
+    """A client in the history of a restored log waits for the log's manifest; others hear the broker."""
+    store = RefusingStore()
+    old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
+    for _ in range(3):
+        old.append(b"old")
+        old.roll()
+    await archived(old, archive_in(store))
+    new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+    daemon = Daemon(tmp_path / "new", store, [new])
+    old_key = TopicKey(CLUSTER, "orders", old.identified.topic_id)
+    starts = tuple((number, 3) for number in range(partition_count))
+    await daemon.archive.history.link(HistoryLink(TopicKey(CLUSTER, "orders", TOPIC_ID), old_key, starts))
+    store.refused_prefix = manifest_key(new.identified)
+    async with serving(tmp_path, store, daemon) as behind:
+        if partition_count:
+            assert await behind.fetch_once(1) == {0: "try again"}
+            with pytest.raises(StorageUnavailable, match="continues an older archive"):
+                await behind.listed(EARLIEST)
+        else:
+            # The partition was added after the restore.
+            assert await behind.fetch_once(1) == {}
+        store.refused_prefix = None
+        await daemon.round()
+        if partition_count:
+            assert await behind.fetch(1) == {0: [1]}
+            assert await behind.listed(EARLIEST) == ListedOffset(0)
 
 
 @virtually
