@@ -187,6 +187,9 @@ class PinDirectory:
         pin = f"{stem}{LogFileKind.LOG.value}"
         try:
             os.makedirs(directory, mode=0o750, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
+            if _inode(pin) != segment.inode:
+                # Without a pin beside them they are from a process that ended in between: of any lineage.
+                _unlink(directory, [new for old, new in links if new != old], is_kept=True)
             for old, new in links:
                 with suppress(FileNotFoundError, FileExistsError):
                     os.link(old, new)

@@ -264,6 +264,31 @@ def test_pin_can_be_made_twice(pinned, writer, tmp_path):
     assert tree(tmp_path / "pins") == before
 
 
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_side_files_that_a_crash_left_are_not_taken_for_those_of_a_later_pin(pinned, writer, has_snapshot):
+    """A process may end before it links the log, or after it unlinked that. Another lineage may follow."""
+    snapshot = writer.path / f"{3:020d}.snapshot"
+    for pin in pinned.found(writer.partition).pins:
+        Path(pin.segment.path).unlink()
+    assert pinned.found(writer.partition).pins == ()
+    writer.truncate(0)
+    writer.begin_epoch(1)
+    # Another length of the batch, so that the index differs.
+    writer.append(b"another leader's")
+    writer.append(b"two", b"records")
+    writer.roll()
+    snapshot.unlink()
+    if has_snapshot:
+        snapshot.write_bytes(b"another leader's producers")
+    (segment,) = writer.local_log().closed_segments
+    assert pinned.make(writer.partition, segment)
+    (pin,) = pinned.found(writer.partition).pins
+    assert read_broker_indexes(pin.segment) == read_broker_indexes(segment)
+    assert read_broker_indexes(pin.segment).producer_snapshot == (
+        b"another leader's producers" if has_snapshot else None
+    )
+
+
 @pytest.mark.parametrize("gone", [".log", ".index", ".snapshot"])
 def test_pin_without_a_side_file_is_a_pin_and_without_its_log_is_nothing(pins, writer, gone, tmp_path):
     """A broker that deletes meanwhile leaves no half of a pin: it is known by its log alone."""
@@ -320,14 +345,15 @@ def test_pin_s_file_can_get_another_name_when_the_broker_has_deleted_it(pinned, 
     before = writer.data_of(0)
     delete_as_kafka_does(writer, 0, 3)
     pin, _ = pinned.found(writer.partition).pins
-    assert pinned.make(writer.partition, replace(pin.segment, next_offset=2))
+    assert pinned.make(writer.partition, replace(pin.segment, next_offset=6))
     assert not pinned.make(
         writer.partition, replace(pin.segment, path=str(writer.log_path(0)), next_offset=1)
     )
     pinned.release(writer.partition, [pin])
-    named, _ = pinned.found(writer.partition).pins
-    assert (named.segment.next_offset, Path(named.segment.path).read_bytes()) == (2, before)
+    named, other = pinned.found(writer.partition).pins
+    assert (named.segment.next_offset, Path(named.segment.path).read_bytes()) == (6, before)
     assert read_broker_indexes(named.segment).offset_index is not None
+    assert read_broker_indexes(other.segment).producer_snapshot == b"producer state"
 
 
 def test_release_of_a_pin_that_is_gone_is_nothing(pinned, writer):
