@@ -166,8 +166,8 @@ class PinDirectory:
         """
         Link a segment's files, and return whether its pin is there.
 
-        If the segment's path is gone, or another file by now, nothing is kept. The path may be that of a pin,
-        whose file gets another name then.
+        If the segment's path is gone, or another file by now, nothing is kept. A pin of another file with the
+        same name stays. The path may be that of a pin, whose file gets another name then.
 
         With *is_open* it is the active segment, and its `next_offset` where it ended lately.
 
@@ -187,7 +187,11 @@ class PinDirectory:
         pin = f"{stem}{LogFileKind.LOG.value}"
         try:
             os.makedirs(directory, mode=0o750, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
-            if _inode(pin) != segment.inode:
+            found = _inode(pin)
+            if found not in (None, segment.inode):
+                # A pin of another file has the name, and may be the only copy.
+                return False
+            if found is None:
                 # Without a pin beside them they are from a process that ended in between: of any lineage.
                 _unlink(directory, [new for old, new in links if new != old], is_kept=True)
             for old, new in links:

@@ -264,6 +264,14 @@ def test_pin_can_be_made_twice(pinned, writer, tmp_path):
     assert tree(tmp_path / "pins") == before
 
 
+def test_pin_of_another_file_under_the_same_name_stays(pinned, writer, tmp_path):
+    """It may be the only copy of its bytes: a step sets it aside before it makes another pin."""
+    writer.compact(0)
+    before = tree(tmp_path / "pins")
+    assert not pinned.make(writer.partition, writer.local_log().segments[0])
+    assert tree(tmp_path / "pins") == before
+
+
 @pytest.mark.parametrize("has_snapshot", [True, False])
 def test_side_files_that_a_crash_left_are_not_taken_for_those_of_a_later_pin(pinned, writer, has_snapshot):
     """A process may end before it links the log, or after it unlinked that. Another lineage may follow."""
