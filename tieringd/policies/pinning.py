@@ -222,7 +222,9 @@ def plan_pins(
     for pin in sorted(pins, key=lambda one: one.segment.base_offset):
         segment = pin.segment
         current = wanted.get(segment.base_offset)
-        is_durable = _end(segment) <= durable_to
+        # The end of an open pin is a hint: what the log has of its file may go on, and not be durable.
+        goes_on = pin.is_open and current is not None and current.inode == segment.inode
+        is_durable = _end(segment) <= durable_to and not goes_on
         if pin.is_stray:
             is_lost = any(
                 gap.base_offset < _end(segment) and segment.base_offset < gap.next_offset for gap in gaps

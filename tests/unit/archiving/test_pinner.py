@@ -200,6 +200,20 @@ async def test_pin_of_a_grown_active_segment_gets_its_new_name_without_the_broke
     assert value(metrics, "pin_failures_total") == 0
 
 
+async def test_pin_of_a_grown_active_segment_that_is_durable_in_part_stays(pinner, log_dir):
+    """The archive holds what the segment had when it was pinned; only the pin has the rest."""
+    writer = LogWriter(log_dir)
+    writer.append()
+    await pinner.step([replace(facts_of(pinner, writer), expiring_end=3)], is_complete=True)
+    writer.append()
+    writer.roll()
+    data = writer.data_of(0)
+    seen = facts_of(pinner, writer, next_offset=3)
+    writer.drop_head()
+    await pinner.step([seen], is_complete=True)
+    assert contents(one.segment for one in pinner.pins_of(writer.partition).pins) == [data]
+
+
 async def test_pin_of_a_cleaned_segment_stays_where_the_broker_deletes_the_new_file(pinner, writer, metrics):
     """What replaces a pin may be gone when the step begins. Nothing shows that a cleaner wrote it."""
     await step(pinner, writer)

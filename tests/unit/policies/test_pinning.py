@@ -136,6 +136,27 @@ def test_changed_bytes_of_the_same_file_keep_their_pin():
 
 
 @pytest.mark.parametrize(
+    ("log_bases", "expiring_end", "next_offset", "expected"),
+    [
+        pytest.param([10], None, 13, "released", id="not near its deletion"),
+        pytest.param([10], 16, 13, "kept", id="near its deletion, and durable in part"),
+        pytest.param([10], 16, 16, "released", id="near its deletion, and durable"),
+        pytest.param([10, 20], None, 13, "replaced", id="closed, and durable in part"),
+        pytest.param([10, 20], None, 20, "released", id="closed, and durable"),
+    ],
+)
+def test_pin_of_a_grown_active_segment_is_durable_when_the_segment_is(
+    log_bases, expiring_end, next_offset, expected
+):
+    """The pin holds what came after it was made, and the file may be gone when the next pin is to be made."""
+    grown = pin(10, 13, is_open=True)
+    plan = plan_pins(local_log(log_bases), [grown], next_offset=next_offset, expiring_end=expiring_end)
+    found = {"released": plan.release, "replaced": plan.replaced}
+    assert [name for name, pins in found.items() if pins] == ([] if expected == "kept" else [expected])
+    assert bases(plan.make) == ([10] if expected == "replaced" else [])
+
+
+@pytest.mark.parametrize(
     ("unmade", "stay"),
     [
         pytest.param([], [], id="all is pinned"),
