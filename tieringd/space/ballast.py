@@ -8,7 +8,7 @@ code, so a file that was released by hand comes back only when the disk is all r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,13 +65,15 @@ class Ballast:
         filesystems: Filesystems,
         settings: BallastSettings,
         metrics: Metrics,
+        grow: Callable[[BallastFile], int] = BallastFile.grow,
     ) -> None:
-        """Take the possible paths of the file, the best one first."""
+        """Take the possible paths of the file, the best one first. *grow* does one piece of its growth."""
         self._candidates = tuple(candidates)
         self._log_dirs = tuple(log_dirs)
         self._filesystems = filesystems
         self._settings = settings
         self._metrics = metrics
+        self._grow_file = grow
         self._rounds = Rounds()
         self._fault = ""
 
@@ -121,13 +123,7 @@ class Ballast:
         """
         file = await self._file()
         held = await asyncio.to_thread(file.held_bytes)
-        if not has_room(await self._reading(file), self._settings.alerts, file.size_bytes - held):
-            raise LocalFileError(
-                f"the ballast file {file.path} is not created: with {file.size_bytes} bytes more, its disk "
-                "would be low on space",
-                path=file.path,
-                hint="Free some disk space, or set a smaller ballast_file_size",
-            )
+        await self._require_room(file, held)
         await self._grow(file)
         return await self.show()
 
@@ -166,10 +162,29 @@ class Ballast:
         self._metrics.ballast.size_bytes.set(held)
 
     async def _grow(self, file: BallastFile) -> int:
-        while (held := await asyncio.to_thread(file.grow)) < file.size_bytes:
+        """
+        Let the file have its whole size, and return that.
+
+        Raises:
+            LocalFileError: The disk has no room for all of it any more. What is written stays, as a smaller
+                ballast.
+        """
+        while (held := await asyncio.to_thread(self._grow_file, file)) < file.size_bytes:
             # Writing the whole file may take long. In pieces, a cancellation waits for one piece only.
             self._metrics.ballast.size_bytes.set(held)
+            # Producers write meanwhile.
+            await self._require_room(file, held)
         return held
+
+    async def _require_room(self, file: BallastFile, held: int) -> None:
+        missing_bytes = file.size_bytes - held
+        if not has_room(await self._reading(file), self._settings.alerts, missing_bytes):
+            raise LocalFileError(
+                f"the ballast file {file.path} does not get its whole size: with {missing_bytes} bytes more, "
+                "its disk would be low on space",
+                path=file.path,
+                hint="Free some disk space, or set a smaller ballast_file_size",
+            )
 
     async def _file(self) -> BallastFile:
         path = await asyncio.to_thread(find_ballast_path, self._candidates, self._log_dirs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.filesystems import FakeDisk, FakeFilesystems
 from tests.fakes.virtual_loop import virtually
+from tieringd.broker.ballast_file import BallastFile
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.policies.disk_alert import AlertSettings
 from tieringd.space.ballast import INTERVAL_SECONDS, Ballast, BallastSettings, BallastStatus
@@ -19,6 +22,11 @@ ALERTS = AlertSettings(alert_free_bytes=0, alert_free_percent=10, min_free_bytes
 """On a disk of 100 MiB: low at 10, well above 11; degraded at 2."""
 
 
+def unsupported(_descriptor, _position, _size):
+    """Refuse to reserve space, as some filesystems do."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 class Site:
     """A log directory, the ballast beside it, and the disk of both."""
 
@@ -27,13 +35,17 @@ class Site:
         self.path = root / "ballast"
         self.disk = FakeDisk((str(root),), 100 * MIB, 50 * MIB)
         self.metrics = metrics
-        self.keeper = Ballast(
-            [str(self.path)],
-            log_dirs=[str(root / "logs")],
-            filesystems=FakeFilesystems(self.disk),
-            settings=self.settings(releases=True),
-            metrics=metrics,
-        )
+        self.keeper = self.keeper_with()
+
+    def keeper_with(self, **parts):
+        """Return a keeper of the ballast with other *parts*."""
+        given = {
+            "log_dirs": [str(self.path.parent / "logs")],
+            "filesystems": FakeFilesystems(self.disk),
+            "settings": self.settings(releases=True),
+            "metrics": self.metrics,
+        }
+        return Ballast([str(self.path)], **(given | parts))
 
     def settings(self, *, releases, size_bytes=SIZE):
         return BallastSettings(size_bytes=size_bytes, alerts=ALERTS, releases=releases)
@@ -124,6 +136,45 @@ async def test_fault_is_said_once_and_ends_when_it_is_mended(site):
     assert site.metrics.registry.get_sample_value(*loop) > 0
 
 
+class Producers:
+    """Writes of the broker's clients while the ballast is written: so much between two pieces of it."""
+
+    def __init__(self, site, written_mib) -> None:
+        self._disk, self.written_mib = site.disk, written_mib
+
+    def grow(self, file: BallastFile) -> int:
+        before = file.held_bytes()
+        held = file.grow(allocate=unsupported, at_once_bytes=MIB)
+        self._disk.free_bytes -= held - before + self.written_mib * MIB
+        return held
+
+
+@pytest.mark.parametrize(
+    ("written_mib", "first", "second"),
+    [pytest.param(2, 4, 4, id="low"), pytest.param(28, 1, 0, id="degraded")],
+)
+async def test_growth_in_pieces_ends_when_producers_take_the_room(site, written_mib, first, second):
+    """A ballast grows only while its disk has room for all of it. It is let go as a whole one is."""
+    producers = Producers(site, written_mib)
+    site.keeper = site.keeper_with(grow=producers.grow)
+    with capture_logs() as lines:
+        held = [await site.step(29)]
+        held.append(await site.step(site.disk.free_bytes // MIB))
+    assert held == [first * MIB, second * MIB]
+    assert ["does not get its whole size" in line.get("error", "") for line in lines].count(True) == 1
+    assert [line for line in lines if line["event"] == "ballast file is made"] == []
+    producers.written_mib = 0
+    assert await site.step(50) == SIZE
+
+
+async def test_command_says_that_the_ballast_did_not_get_its_whole_size(site):
+    """An operator hears that the file is smaller, and for want of what."""
+    keeper = site.keeper_with(grow=Producers(site, 40).grow)
+    with pytest.raises(LocalFileError, match=r"does not get its whole size: with 9437184 bytes more"):
+        await keeper.create()
+    assert (await keeper.show()).held_bytes == MIB
+
+
 async def test_disk_that_cannot_be_measured_keeps_its_ballast(site):
     """Nothing is let go because nothing is known."""
     await site.step(50)
@@ -134,17 +185,11 @@ async def test_disk_that_cannot_be_measured_keeps_its_ballast(site):
     assert site.path.stat().st_size == SIZE
 
 
-async def test_ballast_goes_also_while_another_disk_has_failed(site, tmp_path, metrics):
+async def test_ballast_goes_also_while_another_disk_has_failed(site, tmp_path):
     """A broker with two disks goes on with one of them, which may need the room."""
     failing = tmp_path / "failing"
     failing.mkdir()
-    keeper = Ballast(
-        [str(site.path)],
-        log_dirs=[str(failing), str(tmp_path / "logs")],
-        filesystems=FakeFilesystems(site.disk),
-        settings=site.settings(releases=True),
-        metrics=metrics,
-    )
+    keeper = site.keeper_with(log_dirs=[str(failing), str(tmp_path / "logs")])
     await keeper.step()
     assert site.path.exists()
     failing.rmdir()
