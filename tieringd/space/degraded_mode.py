@@ -11,6 +11,8 @@ held back releases them (`space.producer_brake`).
 The board in the bucket holds the disk state of each broker. A state counts while it is fresh: its own
 timestamp is recent, or this daemon saw it change a short time ago. The second rule accepts a peer whose
 clock is wrong. The first rule drops a peer that died long ago. A state that is not fresh is unknown.
+A daemon whose own clock is wrong takes fresh states for old ones. So it lets no producers go before it has
+watched a peer that was degraded for long enough.
 
 While the bucket does not answer, this broker's own disks count, and what is still fresh of its peers. So the
 gateway refuses writes, or takes them again, also then. Quotas stay as they are: no change can be recorded.
@@ -19,7 +21,7 @@ gateway refuses writes, or takes them again, also then. Quotas stay as they are:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -64,6 +66,8 @@ class BoardView:
     """The state of each broker where it is known, this one included."""
     quotas_version: str | None
     """The version of the record of lowered quotas; None when there is none."""
+    is_in_doubt: bool
+    """Whether a peer whose state is unknown may still be degraded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,10 @@ class _Peer:
     version: str
     published: PublishedDiskState | None
     """None when it cannot be decoded."""
-    changed_at: float | None = None
-    """Time of the last change that this daemon saw, by its own clock; None before a second version."""
+    seen_at: float
+    """Time at which this daemon first saw this version, by its own clock."""
+    has_changed: bool
+    """Whether this daemon saw an earlier version, so that this one was new then."""
 
 
 class DiskStateBoard:
@@ -128,7 +134,15 @@ class DiskStateBoard:
         for node_id, info in seen.items():
             await self._read(node_id, info)
         self._peers = {node_id: self._peers[node_id] for node_id in seen if node_id in self._peers}
-        return BoardView(self.known_states(own), quotas_version)
+        states = self.known_states(own)
+        is_in_doubt = any(
+            peer.published is not None
+            and peer.published.state is DiskState.DEGRADED
+            and node_id not in states
+            and self._now() - peer.seen_at < STALE_SECONDS
+            for node_id, peer in self._peers.items()
+        )
+        return BoardView(states, quotas_version, is_in_doubt)
 
     def known_states(self, own: DiskState | None) -> dict[int, DiskState]:
         """Return what is known of every broker without asking the bucket; *own* is the state of this one."""
@@ -155,11 +169,10 @@ class DiskStateBoard:
         except CorruptDataError as error:
             read = info
             log.error("disk state of a broker is damaged", error=str(error.located(info.key)))  # noqa: TRY400 its text is enough
-        peer = _Peer(read.version, published)
-        self._peers[node_id] = peer if known is None else replace(peer, changed_at=self._now())
+        self._peers[node_id] = _Peer(read.version, published, self._now(), has_changed=known is not None)
 
     def _is_fresh(self, peer: _Peer, published: PublishedDiskState) -> bool:
-        if peer.changed_at is not None and self._now() - peer.changed_at < STALE_SECONDS:
+        if peer.has_changed and self._now() - peer.seen_at < STALE_SECONDS:
             return True
         # A timestamp in the future is as little evidence as one in the past.
         return abs(self._now_ms() - published.published_at_ms) < STALE_SECONDS * _MS
@@ -258,7 +271,8 @@ class DegradedMode:
         try:
             await brake.refresh(view.quotas_version)
             if not self._degraded:
-                await brake.let_go()
+                if not view.is_in_doubt:
+                    await brake.let_go()
             elif board.node_id in self._degraded:
                 await self._act(brake, board.node_id)
         finally:

@@ -39,8 +39,9 @@ OK, LOW, DEGRADED = DiskState
 class Node:
     """One broker with its daemon: its disk is as a test says."""
 
-    def __init__(self, node_id, store, quotas, *, wire=None, holds_back=True, refuses=False):
+    def __init__(self, node_id, store, quotas, *, wire=None, holds_back=True, refuses=False, ahead_seconds=0):
         self.node_id = node_id
+        self.ahead_seconds = ahead_seconds
         self.state = OK
         self.metrics = Metrics()
         self.broker = FakeBroker(wire=wire)
@@ -58,7 +59,7 @@ class Node:
         loop, start_ms = asyncio.get_running_loop(), Clock()()
 
         def now_ms():
-            return start_ms + int(loop.time() * 1000)
+            return start_ms + int((loop.time() + self.ahead_seconds) * 1000)
 
         board = DiskStateBoard(self.store, cluster=cluster, node_id=node_id, now_ms=now_ms, now=loop.time)
         brake = ProducerBrake(self.store, self.broker, cluster=cluster, node_id=node_id, now_ms=now_ms)
@@ -274,6 +275,23 @@ async def test_daemon_that_starts_after_all_died_puts_the_quotas_back(store, quo
     async with running(Node(1, store, quotas)):
         await asyncio.sleep(1)
     assert quotas == BEFORE
+
+
+@pytest.mark.parametrize("ahead_seconds", [600, -600])
+@pytest.mark.looptime
+async def test_daemon_that_starts_with_a_wrong_clock_lets_no_producers_go(store, quotas, ahead_seconds):
+    """A fresh state looks old to it, so it watches the peer first; one that is gone is not waited for."""
+    first, third = Node(1, store, quotas), Node(3, store, quotas, ahead_seconds=ahead_seconds)
+    first.state = DEGRADED
+    async with running(first) as (task,):
+        await asyncio.sleep(1)
+        async with running(third):
+            for _ in range(900):
+                await asyncio.sleep(0.1)
+                assert quotas == LOWERED
+            task.cancel()
+            await asyncio.sleep(STALE_SECONDS + 2 * INTERVAL_SECONDS)
+            assert quotas == BEFORE
 
 
 @pytest.mark.looptime

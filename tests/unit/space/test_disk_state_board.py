@@ -137,6 +137,31 @@ async def test_old_state_is_unknown_to_a_daemon_that_starts(make_board):
     assert (await make_board(1).read_board(OK)).states == {1: OK}
 
 
+@pytest.mark.parametrize(("state", "is_in_doubt"), [(OK, False), (LOW, False), (DEGRADED, True)])
+async def test_old_state_is_in_doubt_until_it_was_watched(make_board, state, is_in_doubt):
+    """The clock of a daemon that starts may be wrong, so a peer that was degraded may still be."""
+    await make_board(2).publish(state)
+    mine = make_board(1, ahead_seconds=3600)
+    assert (await mine.read_board(OK)).is_in_doubt == is_in_doubt
+    await asyncio.sleep(STALE_SECONDS - 1)
+    assert (await mine.read_board(OK)).is_in_doubt == is_in_doubt
+    await asyncio.sleep(1)
+    assert not (await mine.read_board(OK)).is_in_doubt
+
+
+async def test_state_that_became_old_is_in_no_doubt(make_board):
+    """A daemon that has watched a peer for long does not wait once more when the peer's daemon is gone."""
+    mine, peer = make_board(1), make_board(2)
+    for _ in range(4):
+        await peer.publish(DEGRADED)
+        view = await mine.read_board(OK)
+        assert (view.states, view.is_in_doubt) == ({1: OK, 2: DEGRADED}, False)
+        await asyncio.sleep(REFRESH_SECONDS)
+    await asyncio.sleep(STALE_SECONDS)
+    view = await mine.read_board(OK)
+    assert (view.states, view.is_in_doubt) == ({1: OK}, False)
+
+
 @pytest.mark.parametrize("ahead_seconds", [3600, -3600])
 async def test_peer_with_a_wrong_clock_counts_once_it_is_seen_to_live(make_board, ahead_seconds):
     """The timestamp of such a peer means nothing, so the peer counts only while its file changes."""
