@@ -236,7 +236,11 @@ class FetchAnswers:
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
         for (topic, number), answer in reading.answers.items():
             topics.setdefault(topic, {})[number] = answer
-        response = composed(head.correlation_id, head.version, topics)
+        try:
+            response = composed(head.correlation_id, head.version, topics)
+        except BaseException:
+            reading.release()
+            raise
         return response, reading.release, tuple(reading.waited_for)
 
     async def _read_or_wait(self, asked: AskedFetch, access: Access) -> _Reading:

@@ -221,7 +221,11 @@ async def fetched_ahead(
     topics: dict[str | UUID, dict[int, PartitionData]] = {}
     for topic, number in asked.partitions:
         topics.setdefault(topic, {})[number] = archived.partitions[topic, number]
-    response = composed(head.correlation_id, head.version, topics)
+    try:
+        response = composed(head.correlation_id, head.version, topics)
+    except BaseException:
+        archived.release()
+        raise
     return ClientResponse(
         response.pieces,
         archived.release,

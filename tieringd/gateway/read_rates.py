@@ -18,6 +18,12 @@ AHEAD_SECONDS: Final = 1.0
 """Seconds' worth of the rate that one answer may use, and that a client may overspend without a pause."""
 WAIT_SECONDS_MAX: Final = 10.0
 """Longest pause. Clients give up an unanswered request after 30 seconds by default."""
+ANSWER_BYTES_MAX: Final = float(55 << 20)
+"""
+How many bytes of archived records one answer has at most: a broker's default of `fetch.max.bytes`.
+
+A client's limit may allow 2 GiB, which is more than a response can have.
+"""
 _DAY_SECONDS: Final = 86_400.0
 _DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
 _HOSTS_KEPT: Final = 1024
@@ -82,14 +88,14 @@ class ReadRates:
         if self._dollars.overspent_seconds(principal, now=now):
             return _LEAST_BYTES
         if not math.isfinite(self._answer_bytes_max):
-            return self._answer_bytes_max
+            return ANSWER_BYTES_MAX
         common_seconds = max(0.0, self._all.earned_at - now)
         own_seconds = max(
             self._clients.overspent_seconds(host, now=now),
             self._principals.overspent_seconds(principal, now=now),
         )
         debt = max(common_seconds / _DEBT_SECONDS_MAX, own_seconds / WAIT_SECONDS_MAX)
-        return max(_LEAST_BYTES, self._answer_bytes_max * (1 - debt))
+        return max(_LEAST_BYTES, min(self._answer_bytes_max * (1 - debt), ANSWER_BYTES_MAX))
 
     def spend(self, host: str, size_bytes: int, *, now: float, principal: str = "") -> float:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from contextlib import AsyncExitStack
 from uuid import UUID
 
@@ -22,15 +23,22 @@ from tests.support.archive_endpoints import (
     topic_uuid,
     until,
 )
-from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds
+from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds, request_frame
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
-from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE
+from tieringd.endpoint.access import EVERYTHING
+from tieringd.endpoint.endpoint_settings import EndpointSettings
+from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE, FetchAnswers
+from tieringd.endpoint.served_manifests import ServedPartitions
 from tieringd.errors import StorageUnavailable
+from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.formats.record_batch import check_crc, parse_header
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
+from tieringd.reading.partition_reader import ArchivedBatches
+from tieringd.storage.base import FileSlice
 
 LONG = milliseconds(20_000)
 PATIENCE_SECONDS = 20
@@ -423,3 +431,58 @@ async def test_more_partitions_than_are_read_at_once_all_come(archive, tmp_path)
     found = answer.responses[0].partitions
     assert [one.partition_index for one in found] == list(wanted)
     assert [len(headers_in(one.records)) for one in found] == [one != missing for one in wanted]
+
+
+class HugeBatch:
+    """Reads of a partition whose first batch has more bytes than a response can have."""
+
+    is_in_memory = False
+
+    def __init__(self):
+        self.closed = 0
+
+    async def hold(self, manifest, offset):
+        return self
+
+    def take(self, *, size_bytes_max, needs_a_batch):
+        return ArchivedBatches(1 << 31, self.close, 3, FileSlice(0, 0, 1 << 31))
+
+    def close(self):
+        self.closed += 1
+
+
+class OneTopic:
+    """Serves the topic of one partition."""
+
+    name = "orders"
+
+    def __init__(self, partition):
+        self._partition = partition
+
+    def find(self, topic):
+        return self
+
+    def partition(self, number):
+        return self._partition
+
+
+async def test_response_that_cannot_be_composed_gives_its_files_back(writer, archive, tmp_path):
+    """The connection ends by the defect, and nothing stays open."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    partitions = ServedPartitions(archive.manifests, interval_seconds=30.0, at_once=3)
+    huge = HugeBatch()
+    answers = FetchAnswers(
+        OneTopic(writer.identified),
+        partitions,
+        huge,
+        EndpointSettings("h", 1, "bucket"),
+        budget=MemoryBudget(1 << 20),
+        history=archive.history,
+        on_topic=lambda topic, source, size_bytes: None,
+    )
+    frame = memoryview(request_frame(fetch_request(12, {"orders": {0: {}}})))
+    with pytest.raises(struct.error):
+        await answers.fetch(RequestHead.read(frame), frame, EVERYTHING)
+    assert huge.closed == 1
+    await partitions.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,9 +30,11 @@ from tests.support.kafka_messages import fetch_request, read_request, read_respo
 from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
+from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import NextFetch
+from tieringd.gateway.combined_answers import fetched_ahead
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import SCRATCH_BYTES, ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
@@ -653,3 +656,25 @@ def prepared_for(
     ahead.is_asked()
     ahead.is_answered(question_of(pending, OUT_OF_RANGE))
     return ahead
+
+
+class HugeArchive(TopicArchive):
+    """Its files have more bytes than a response can have."""
+
+    async def fetch(self, question):
+        found = await super().fetch(question)
+        huge = (FileRegion(0, 0, 1 << 31),)
+        answers = {key: replace(one, records=huge) for key, one in found.partitions.items()}
+        return replace(found, partitions=answers)
+
+
+async def test_prepared_answer_that_cannot_be_composed_gives_its_files_back():
+    """The connection ends by the defect, and nothing stays open."""
+    archive = HugeArchive()
+    archive.step = STEP
+    frame = memoryview(request_frame(fetch_at(0)))
+    head = RequestHead.read(frame)
+    asked = asked_of(frame, head)
+    with pytest.raises(struct.error):
+        await fetched_ahead(asked, head, archive, timeout_seconds=5, bytes_max=math.inf)
+    assert archive.released == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,15 +9,15 @@ from hypothesis import strategies as st
 from tests.fakes.gateway_peers import TopicArchive, fetch, fetched, partition_of, plain_request, running
 from tests.support.archive_endpoints import until
 from tests.support.raw_kafka import connected
-from tieringd.gateway.read_rates import AHEAD_SECONDS, WAIT_SECONDS_MAX, ReadRates
+from tieringd.gateway.read_rates import AHEAD_SECONDS, ANSWER_BYTES_MAX, WAIT_SECONDS_MAX, ReadRates
 
 ARCHIVED = {"old": {0: {"error_code": 1}}}
 
 
 def test_without_a_limit_no_client_is_delayed():
-    """The size of an answer has no limit either."""
+    """The size of an answer has a broker's limit alone."""
     rates = ReadRates()
-    assert rates.answer_bytes(now=5.0) == math.inf
+    assert rates.answer_bytes(now=5.0) == ANSWER_BYTES_MAX
     assert rates.spend("a", 1 << 40, now=5.0) == 0
 
 
@@ -58,9 +56,18 @@ def test_other_limits_hold_for_what_was_overspent_before():
     assert rates.spend("a", 1, now=0.0, principal="p") == pytest.approx(1.505)
     rates.set_limits(client_bytes_per_second=None, principal_dollars_per_day=None, now=0.0, **limits)
     assert rates.spend("a", 1 << 40, now=0.0, principal="p") == 0
-    assert rates.answer_bytes(now=0.0, host="a", principal="p") == math.inf
+    assert rates.answer_bytes(now=0.0, host="a", principal="p") == ANSWER_BYTES_MAX
     rates.set_limits(client_bytes_per_second=100, principal_dollars_per_day=1.0, now=5.0, **limits)
     assert rates.spend("a", 100, now=5.0, principal="p") == 0
+
+
+def test_answer_is_never_larger_than_a_brokers():
+    """A Fetch may allow 2 GiB, and cached partitions may have it. No response can be that large."""
+    assert ReadRates().answer_bytes(now=0.0) == 55 << 20
+    rates = ReadRates(bytes_per_second=1 << 40)
+    assert rates.answer_bytes(now=0.0) == 55 << 20
+    rates.spend("a", 1 << 42, now=0.0)
+    assert rates.answer_bytes(now=0.0) == 55 << 20
 
 
 @given(
@@ -109,7 +116,7 @@ def test_answers_of_a_principal_that_has_spent_its_dollars_are_small(others):
     rates = ReadRates(principal_dollars_per_day=1.0, **others)
     rates.charge("User:a", 1.5, now=0.0)
     assert rates.answer_bytes(now=0.0, principal="User:a") == 1
-    assert rates.answer_bytes(now=0.0, principal="User:b") == others.get("bytes_per_second", math.inf)
+    assert rates.answer_bytes(now=0.0, principal="User:b") == others.get("bytes_per_second", ANSWER_BYTES_MAX)
 
 
 def test_debt_of_clients_that_have_gone_is_forgotten():
