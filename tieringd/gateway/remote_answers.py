@@ -286,7 +286,13 @@ class RemoteAnswers:
 
     async def _look_up(self, key: PartitionKey, timestamp: int) -> ListedOffset | None:
         found = await self._found_now(key)
-        return None if found is None else await self._listed(found, timestamp)
+        listed = None if found is None else await self._listed(found, timestamp)
+        if found is None or listed is None or found.bounds is None:
+            return listed
+        # An election may have cut the log off, and the archive is not cut back yet. The first offset that is
+        # not archived may be where the log ends.
+        end = found.bounds.log_end_offset + (timestamp == EARLIEST_PENDING_UPLOAD)
+        return listed if listed.offset < end else None
 
     async def _found_now(self, key: PartitionKey) -> ReadablePartition | None:
         """

@@ -1052,6 +1052,27 @@ async def test_nothing_is_served_past_the_end_of_the_brokers_log(tmp_path, store
 
 
 @virtually
+async def test_no_offset_past_the_end_of_the_brokers_log_is_listed(tmp_path, store, writers):
+    """An election has cut the log off, and the archive is not cut back yet: the broker's answer is right."""
+    writer = writers[0]
+    for _ in range(3):
+        writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        # The whole log is archived.
+        assert (await behind.listed(EARLIEST_PENDING_UPLOAD)).offset == writer.next_offset == 12
+        writer.truncate(6)
+        writer.begin_epoch(1)
+        daemon.broker.epochs[writer.name] = 1
+        assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 12
+        assert (await behind.listed(FIRST_MS + 5)).offset == 5
+        assert (await behind.listed(EARLIEST)).offset == 0
+        for timestamp in (FIRST_MS + 6, FIRST_MS + 7, MAX_TIMESTAMP, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            assert await behind.listed(timestamp) is None
+
+
+@virtually
 async def test_batch_that_ends_past_the_end_of_the_brokers_log_is_not_served(tmp_path, store, writers):
     """The client tries again, until the archive is cut back."""
     writer = writers[0]
