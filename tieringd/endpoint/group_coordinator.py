@@ -319,13 +319,21 @@ class GroupCoordinator:
         if request.epoch == JOINS and await self.is_full(group_id):
             return HeartbeatReply(GroupError.POLICY_VIOLATION)
         now_ms = self.now_ms()
+        is_again = False
+
+        def decided(group: ConsumerGroup) -> Step[HeartbeatReply]:
+            return consumer_heartbeat(group, request, topic_of, self.limits, now_ms=now_ms, is_again=is_again)
 
         def transition(group: ConsumerGroup) -> Step[HeartbeatReply]:
-            return consumer_heartbeat(group, request, topic_of, self.limits, now_ms=now_ms)
+            nonlocal is_again
+            step = decided(group)
+            # A write of this step may take effect although its answer is lost.
+            is_again = True
+            return step
 
         one, member_id = self._opened(group_id), request.member.member_id
         if self._is_known(one):
-            step = transition(one.group)
+            step = decided(one.group)
             if step.reply.error is GroupError.NONE and step.group == one.group:
                 self._hear(one, member_id)
                 return step.reply

@@ -62,6 +62,7 @@ def consumer_heartbeat(
     limits: GroupLimits,
     *,
     now_ms: int,
+    is_again: bool = False,
 ) -> Step[HeartbeatReply]:
     """
     Let a member join, go on, or leave.
@@ -72,6 +73,8 @@ def consumer_heartbeat(
         topic_of: What is known of a topic by its name; None where there is no such topic.
         limits: The bounds of groups.
         now_ms: The time, for a group that gets empty.
+        is_again: Whether this request was decided before. *group* may have its change by then, and the member
+            was not told of it.
     """
     member_id = request.member.member_id
     error = _fault(group, request, limits)
@@ -82,13 +85,13 @@ def consumer_heartbeat(
         return Step(left, HeartbeatReply(GroupError.NONE, request.epoch))
     if _changes_nothing(group, request, topic_of, limits):
         consumer = _consumer_of(group, member_id)
-        told = None if request.owned is None else consumer.assigned
+        told = consumer.assigned if is_again or request.owned is not None else None
         return Step(group, HeartbeatReply(GroupError.NONE, consumer.epoch, told))
     changed = _subscribed(group, request, topic_of, limits)
     before = _consumer_of(changed, member_id).assigned
     changed = _reconciled(changed, member_id, request.owned)
     consumer = _consumer_of(changed, member_id)
-    is_asked = request.epoch == JOINS or request.owned is not None
+    is_asked = is_again or request.epoch == JOINS or request.owned is not None
     is_told = is_asked or consumer.assigned != before or request.epoch != consumer.epoch
     assigned = consumer.assigned if is_told else None
     return Step(changed, HeartbeatReply(GroupError.NONE, consumer.epoch, assigned))

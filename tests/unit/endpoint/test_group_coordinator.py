@@ -18,7 +18,8 @@ from tieringd.endpoint.endpoint_nodes import LEASE_SECONDS
 from tieringd.endpoint.group_coordinator import CommitSource, OvertakenRequest
 from tieringd.errors import ObjectTooLarge, StorageUnavailable, TieringError
 from tieringd.formats.group_documents import group_key
-from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupState
+from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupState, SubscribedTopic
+from tieringd.policies.consumer_protocol import JOINS, ConsumerHeartbeat
 from tieringd.policies.group_membership import GroupError, JoinRequest, SyncRequest, leave
 from tieringd.policies.group_offsets import CommitRequest, commit, deleted, offset_of
 
@@ -607,5 +608,52 @@ def test_lease_that_had_ended_before_a_pause_is_looked_at_again(is_store_away):
             asyncio.get_running_loop().pass_time(60)
         await asyncio.sleep(2)
         assert await first.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
+
+    simulated(0, history)
+
+
+class LosesOneAnswer(SlowStore):
+    """A store whose next write of the group has no answer: it takes effect, and another one follows."""
+
+    meanwhile = None
+    """The other write, a coroutine."""
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        """Store an object."""
+        info = await super().put(key, body, crc32c=crc32c, condition=condition)
+        if self.meanwhile is not None and key == group_key("c", GROUP):
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile
+            raise StorageUnavailable("no answer", outcome_unknown=True)
+        return info
+
+
+async def newer_beat(endpoint, name, epoch, *, subscribed=None, owned=None):
+    """Let a member of the newer protocol send a heartbeat."""
+    telling = GroupMember(name, None, name, "10.0.0.1", endpoint.leases.endpoint_id, 45_000, 60_000)
+    topics = {"orders": SubscribedTopic("0a" * 16, 2)}
+    request = ConsumerHeartbeat(telling, epoch, subscribed, None, owned)
+    return await endpoint.coordinator.consumer_heartbeat(GROUP, request, topics.get)
+
+
+def test_partition_is_told_although_the_answer_of_its_write_was_lost():
+    """The heartbeat is decided anew, from a group that has its change already."""
+
+    async def history():
+        store = LosesOneAnswer()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        a = await newer_beat(second, "a", JOINS, subscribed=("orders",), owned=frozenset())
+        b = await newer_beat(first, "b", JOINS, subscribed=("orders",), owned=frozenset())
+        assert (len(a.assigned), len(b.assigned)) == (2, 0)
+        await asyncio.sleep(4)
+        a = await newer_beat(second, "a", a.epoch)
+        a = await newer_beat(second, "a", a.epoch, owned=a.assigned)
+        await asyncio.sleep(4)
+        store.meanwhile = second.coordinator.apply(GROUP, committing("a", second, a.epoch, 7))
+        b = await newer_beat(first, "b", b.epoch)
+        group = await second.coordinator.read(GROUP)
+        assert store.meanwhile is None
+        assert b.assigned == group.members["b"].consumer.assigned
+        assert len(b.assigned) == 1
 
     simulated(0, history)

@@ -41,9 +41,9 @@ def asking(member_id, epoch, *, subscribed=None, owned=None, assignor=None, inst
     return ConsumerHeartbeat(member, epoch, subscribed, assignor, None if owned is None else frozenset(owned))
 
 
-def beat(group, request, topics=TOPICS):
+def beat(group, request, topics=TOPICS, *, is_again=False):
     """Make a step."""
-    return consumer_heartbeat(group, request, topics.get, LIMITS, now_ms=5)
+    return consumer_heartbeat(group, request, topics.get, LIMITS, now_ms=5, is_again=is_again)
 
 
 @dataclass
@@ -74,9 +74,11 @@ class NewerRules(RuleBasedStateMachine):
         """Make a step twice: the first answer may have been lost."""
         step = beat(self.group, request, self.topics)
         if step.reply.error is GroupError.NONE and request.epoch >= 0:
-            again = beat(step.group, request, self.topics)
+            again = beat(step.group, request, self.topics, is_again=True)
             if again.reply.error is GroupError.NONE:
                 assert again.group == step.group, "a step that is made again changes nothing more"
+                consumer = step.group.members[request.member.member_id].consumer
+                assert again.reply == HeartbeatReply(GroupError.NONE, consumer.epoch, consumer.assigned)
         self.group = step.group
         return step.reply
 
