@@ -332,7 +332,8 @@ class GroupCoordinator:
             return step
 
         one, member_id = self._opened(group_id), request.member.member_id
-        if self._is_known(one):
+        # A member that tells what it reads may have given up partitions at another endpoint.
+        if request.owned is None and self._is_known(one):
             step = decided(one.group)
             if step.reply.error is GroupError.NONE and step.group == one.group:
                 self._hear(one, member_id)

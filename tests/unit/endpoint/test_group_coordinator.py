@@ -657,3 +657,21 @@ def test_partition_is_told_although_the_answer_of_its_write_was_lost():
         assert len(b.assigned) == 1
 
     simulated(0, history)
+
+
+def test_member_that_comes_back_is_told_what_it_may_read_now():
+    """The endpoint knows it from before, when it was to read more: the member has given that up elsewhere."""
+
+    async def history():
+        store = SlowStore()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        a = await newer_beat(second, "a", JOINS, subscribed=("orders",), owned=frozenset())
+        await newer_beat(first, "b", JOINS, subscribed=("orders",), owned=frozenset())
+        a = await newer_beat(first, "a", a.epoch, owned=a.assigned)
+        assert len(a.assigned) == 1
+        with pytest.raises(OvertakenRequest):
+            await newer_beat(second, "a", a.epoch, owned=a.assigned)
+        again = await newer_beat(second, "a", a.epoch, owned=a.assigned)
+        assert again.assigned == a.assigned
+
+    simulated(0, history)
