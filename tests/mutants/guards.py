@@ -80,6 +80,7 @@ STORM = ("storm",)
 SQUALL = ("squall",)
 GUST = ("gust",)
 GROUPS = ("groups",)
+NEWER_GROUPS = ("newer_groups",)
 BROKER = ("broker", "storm", "cluster")
 COMPACTED = ("compacted",)
 
@@ -598,5 +599,21 @@ GUARDS: tuple[Guard, ...] = (
         "                if True:\n                    return replies\n",
         "What one endpoint has acknowledged is what another one reads",
         worlds=GROUPS,
+    ),
+    guard(
+        "told-again",
+        f"{_ENDPOINT}/group_coordinator.py",
+        "            is_again = True\n",
+        "",
+        "A partition is told although the answer of its write was lost",
+        worlds=NEWER_GROUPS,
+    ),
+    guard(
+        "owned-is-confirmed",
+        f"{_ENDPOINT}/group_coordinator.py",
+        "if request.owned is None and self._is_known(one):",
+        "if self._is_known(one):",
+        "A member that comes back from another endpoint is not told what it has given up there",
+        worlds=NEWER_GROUPS,
     ),
 )

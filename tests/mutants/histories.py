@@ -30,6 +30,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.compacted import Compacted
 from tests.simulation.groups import Groups
 from tests.simulation.gust import Gust
+from tests.simulation.newer_groups import NewerGroups
 from tests.simulation.pair import Pair
 from tests.simulation.squall import Squall
 from tests.simulation.storm import Storm
@@ -72,6 +73,7 @@ WORLDS: dict[str, Callable[[int, Path], Any]] = {
     "squall": Squall,
     "gust": Gust,
     "groups": Groups,
+    "newer_groups": NewerGroups,
     "compacted": Compacted,
     "broker": _broker_world,
     "pair": _pair_world,
