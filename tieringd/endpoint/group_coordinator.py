@@ -573,7 +573,9 @@ class GroupCoordinator:
         is_used = bool(one.heard or one.waiting) or self._is_orphaned(one)
         if not is_used:
             # No request to the store for it: clients may name any group.
-            if now - one.asked_at >= _KEPT_SECONDS and self._may_close(one):
+            is_open = self._open.get(one.group_id) is one
+            # A request may have made room by closing it since it was listed.
+            if is_open and now - one.asked_at >= _KEPT_SECONDS and self._may_close(one):
                 del self._open[one.group_id]
             return
         if now - one.confirmed_at >= self._look_seconds(one) and one.work is None:

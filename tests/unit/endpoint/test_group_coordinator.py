@@ -15,7 +15,13 @@ from structlog.testing import capture_logs
 
 from tests.simulation.groups import GROUP, TOPIC, Endpoint, SlowStore, simulated
 from tieringd.endpoint.endpoint_nodes import LEASE_SECONDS
-from tieringd.endpoint.group_coordinator import CommitSource, OvertakenRequest
+from tieringd.endpoint.group_coordinator import (
+    _KEPT_SECONDS,
+    _OPEN_MAX,
+    TICK_SECONDS,
+    CommitSource,
+    OvertakenRequest,
+)
 from tieringd.errors import ObjectTooLarge, StorageUnavailable, TieringError
 from tieringd.formats.group_documents import group_key
 from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupState, SubscribedTopic
@@ -673,5 +679,26 @@ def test_member_that_comes_back_is_told_what_it_may_read_now():
             await newer_beat(second, "a", a.epoch, owned=a.assigned)
         again = await newer_beat(second, "a", a.epoch, owned=a.assigned)
         assert again.assigned == a.assigned
+
+    simulated(0, history)
+
+
+def test_request_that_makes_room_does_not_end_the_watch():
+    """It closes a group that is about to be closed for its age: between the list of groups and their watches."""
+
+    async def history():
+        endpoint = await Endpoint(SlowStore(), 1).start()
+        watching = endpoint.tasks[1]
+        for number in range(_OPEN_MAX):
+            await endpoint.coordinator.read(f"g{number}")
+        begun = asyncio.get_running_loop().time()
+        assert begun == 0, "reads take no time, so that the request comes in just the turn of the watches"
+        await asyncio.sleep(_KEPT_SECONDS - TICK_SECONDS / 2)
+        await asyncio.sleep(TICK_SECONDS / 2)
+        assert len(endpoint.coordinator._open) == _OPEN_MAX
+        await endpoint.coordinator.read("new")
+        await asyncio.sleep(2 * TICK_SECONDS)
+        assert not watching.done()
+        assert list(endpoint.coordinator._open) == ["new"]
 
     simulated(0, history)
