@@ -59,6 +59,7 @@ from tieringd.policies.group_membership import (
     without_members,
 )
 from tieringd.policies.group_offsets import changed_offsets, without_expired
+from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -525,13 +526,23 @@ class GroupCoordinator:
 
     async def run(self) -> None:
         """Look at the groups, and remove what is silent, until cancelled."""
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            # One group whose object is slow does not hold up the others.
-            await asyncio.gather(*(self._watch(one) for one in list(self._open.values())))
-            self._metrics.groups.set(len(self._open))
-            self._metrics.members.set(sum(len(one.heard) for one in self._open.values()))
-            self._metrics.endpoints.set(len(self._leases.all()))
+        watches: dict[_OpenGroup, asyncio.Task[None]] = {}
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                for one in [one for one, watch in watches.items() if watch.done()]:
+                    watches.pop(one).result()
+                for one in self._open.values():
+                    for member_id in one.waiting:
+                        self._hear(one, member_id)
+                    # A group whose object is slow holds up no other: its watch goes on beside the next ones.
+                    if one not in watches:
+                        watches[one] = asyncio.get_running_loop().create_task(self._watch(one))
+                self._metrics.groups.set(len(self._open))
+                self._metrics.members.set(sum(len(one.heard) for one in self._open.values()))
+                self._metrics.endpoints.set(len(self._leases.all()))
+        finally:
+            await cancelled(watches.values())
 
     async def run_keeping(self) -> None:
         """Go over all groups from time to time, until cancelled."""
@@ -568,8 +579,6 @@ class GroupCoordinator:
 
     async def _watch(self, one: _OpenGroup) -> None:
         now = self._now()
-        for member_id in one.waiting:
-            self._hear(one, member_id)
         is_used = bool(one.heard or one.waiting) or self._is_orphaned(one)
         if not is_used:
             # No request to the store for it: clients may name any group.

@@ -39,14 +39,14 @@ def member(name, endpoint, **changes):
     )  # fmt: skip
 
 
-async def in_group(name, endpoint):
+async def in_group(name, endpoint, group=GROUP):
     """Let a lone member join and take its assignment."""
     joined = await endpoint.coordinator.join(
-        GROUP, JoinRequest(member(name, endpoint), is_new=True, protocol_type="consumer")
+        group, JoinRequest(member(name, endpoint), is_new=True, protocol_type="consumer")
     )
     generation = joined.answer.generation
     asked = SyncRequest(name, None, generation, None, None, endpoint.leases.endpoint_id, {name: b"all"})
-    assert await endpoint.coordinator.sync(GROUP, asked) == (GroupError.NONE, b"all")
+    assert await endpoint.coordinator.sync(group, asked) == (GroupError.NONE, b"all")
     return generation
 
 
@@ -684,7 +684,7 @@ def test_member_that_comes_back_is_told_what_it_may_read_now():
 
 
 def test_request_that_makes_room_does_not_end_the_watch():
-    """It closes a group that is about to be closed for its age: between the list of groups and their watches."""
+    """It closes a group that is closed for its age in the same turn, after the round has listed it."""
 
     async def history():
         endpoint = await Endpoint(SlowStore(), 1).start()
@@ -700,5 +700,66 @@ def test_request_that_makes_room_does_not_end_the_watch():
         await asyncio.sleep(2 * TICK_SECONDS)
         assert not watching.done()
         assert list(endpoint.coordinator._open) == ["new"]
+
+    simulated(0, history)
+
+
+class OneSlowObject(SlowStore):
+    """A store that is slow to read one object."""
+
+    slow_key = ""
+    slow_reads = 0
+
+    async def head(self, key):
+        """Return what is known of an object."""
+        await self._read(key)
+        return await super().head(key)
+
+    async def get(self, key):
+        """Return an object."""
+        await self._read(key)
+        return await super().get(key)
+
+    async def _read(self, key):
+        if key == self.slow_key:
+            self.slow_reads += 1
+            await asyncio.sleep(25)
+
+
+def test_slow_object_holds_up_its_own_group_alone():
+    """The look at one group takes 25 seconds. A round of another group ends when it is over."""
+
+    async def history():
+        store = OneSlowObject()
+        endpoint = await Endpoint(store, 1, first_round_ms=3000).start()
+        await in_group("a", endpoint, "slow")
+        store.slow_key = group_key("c", "slow")
+        while not store.slow_reads:
+            endpoint.coordinator._hear(endpoint.coordinator._open["slow"], "a")
+            await asyncio.sleep(1)
+        begun = asyncio.get_running_loop().time()
+        await in_group("b", endpoint, "fast")
+        assert asyncio.get_running_loop().time() - begun < 5
+        assert store.slow_reads == 1, "the slow group has one watch"
+
+    simulated(0, history)
+
+
+def test_member_whose_join_waits_is_heard_while_a_look_is_slow():
+    """The look takes longer than its session timeout."""
+
+    async def history():
+        store = OneSlowObject()
+        endpoint = await Endpoint(store, 1, first_round_ms=60_000).start()
+        joins = JoinRequest(
+            member("a", endpoint, rebalance_timeout_ms=60_000), is_new=True, protocol_type="consumer"
+        )
+        joining = asyncio.create_task(endpoint.coordinator.join(GROUP, joins))
+        await asyncio.sleep(0.1)
+        store.slow_key = group_key("c", GROUP)
+        await asyncio.sleep(20)
+        assert store.slow_reads == 1
+        store.slow_key = ""
+        assert (await joining).answer.error is GroupError.NONE
 
     simulated(0, history)
