@@ -37,6 +37,7 @@ from tieringd.formats.group_documents import (
     parse_lease_key,
 )
 from tieringd.pauses import AwakeClock
+from tieringd.storage.at_once import cancelled
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.listing import list_objects
 
@@ -150,14 +151,29 @@ class EndpointLeases:
     async def run(self) -> None:
         """Renew the lease and look at the others until cancelled."""
         pause_seconds = _FIRST_RENEWAL_SECONDS
-        while True:
-            await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, RENEWAL_SECONDS)
-            try:
-                await self._renew()
-                await self._look()
-            except TieringError as error:
-                log.warning("the lease of this endpoint is not renewed", error=str(error))
+        looks: list[asyncio.Task[None]] = []
+        try:
+            while True:
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, RENEWAL_SECONDS)
+                try:
+                    await self._renew()
+                except TieringError as error:
+                    log.warning("the lease of this endpoint is not renewed", error=str(error))
+                    continue
+                if looks and looks[0].done():
+                    looks.pop().result()
+                # A look that takes long holds up no renewal.
+                if not looks:
+                    looks.append(asyncio.get_running_loop().create_task(self._try_to_look()))
+        finally:
+            await cancelled(looks)
+
+    async def _try_to_look(self) -> None:
+        try:
+            await self._look()
+        except TieringError as error:
+            log.warning("the leases of other endpoints are not looked at", error=str(error))
 
     async def end(self) -> None:
         """Delete the lease, so that others need not wait for its end."""

@@ -7,6 +7,7 @@ Two endpoints that keep the same groups, on a virtual clock, one case at a time.
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from random import Random
 
@@ -23,7 +24,7 @@ from tieringd.endpoint.group_coordinator import (
     OvertakenRequest,
 )
 from tieringd.errors import ObjectTooLarge, StorageUnavailable, TieringError
-from tieringd.formats.group_documents import group_key
+from tieringd.formats.group_documents import group_key, lease_key
 from tieringd.model.consumer_group import CommittedOffset, GroupMember, GroupState, SubscribedTopic
 from tieringd.policies.consumer_protocol import JOINS, ConsumerHeartbeat
 from tieringd.policies.group_membership import GroupError, JoinRequest, SyncRequest, leave
@@ -709,6 +710,7 @@ class OneSlowObject(SlowStore):
 
     slow_key = ""
     slow_reads = 0
+    slow_reads_max = math.inf
 
     async def head(self, key):
         """Return what is known of an object."""
@@ -721,7 +723,7 @@ class OneSlowObject(SlowStore):
         return await super().get(key)
 
     async def _read(self, key):
-        if key == self.slow_key:
+        if key == self.slow_key and self.slow_reads < self.slow_reads_max:
             self.slow_reads += 1
             await asyncio.sleep(25)
 
@@ -761,5 +763,27 @@ def test_member_whose_join_waits_is_heard_while_a_look_is_slow():
         assert store.slow_reads == 1
         store.slow_key = ""
         assert (await joining).answer.error is GroupError.NONE
+
+    simulated(0, history)
+
+
+def test_lease_is_renewed_while_a_look_at_another_one_is_slow():
+    """Another endpoint goes on to see this one alive, and removes none of its members."""
+
+    async def history():
+        store = OneSlowObject()
+        first, second = await Endpoint(store, 1).start(), await Endpoint(store, 2).start()
+        generation = await in_group("a", first)
+        await second.coordinator.read(GROUP)
+        third = Endpoint(store, 3)
+        store.slow_key, store.slow_reads_max = lease_key("c", third.leases.endpoint_id), 1
+        starting = asyncio.create_task(third.start())
+        for _ in range(25):
+            await asyncio.sleep(1)
+            assert await first.coordinator.heartbeat(GROUP, "a", None, generation) is GroupError.NONE
+            assert first.leases.gone_since(second.leases.endpoint_id) is None
+            assert second.leases.gone_since(first.leases.endpoint_id) is None
+        assert store.slow_reads == 1
+        await starting
 
     simulated(0, history)
