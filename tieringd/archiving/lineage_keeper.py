@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
@@ -30,10 +31,10 @@ from tieringd.archiving.observer import Observation
 from tieringd.archiving.operator_desk import OperatorDesk
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
-from tieringd.broker.layout import Layout, open_transactions_at
+from tieringd.broker.layout import Layout, batch_start, open_transactions_at
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
 from tieringd.metrics import Metrics
-from tieringd.model.local_log import Hole
+from tieringd.model.local_log import Hole, LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.operator_decision import OperatorDecision
 from tieringd.model.partition import Leadership, TopicIdPartition
@@ -433,17 +434,30 @@ class LineageKeeper(LeadershipLogger):
         return manifest, cut_offset
 
     async def _plan(self, manifest: PartitionManifest, seen: Observation) -> LineagePlan:
-        judge = partial(
-            plan_replacement,
-            manifest,
-            seen.log,
-            seen.bounds,
-            leader_epoch=self._leadership.leader_epoch,
-        )
-        plan = judge()
+        bounds, leader_epoch = seen.bounds, self._leadership.leader_epoch
+        plan = plan_replacement(manifest, seen.log, bounds, leader_epoch=leader_epoch)
         if plan.replacement is None or plan.lineage is not Lineage.DIVERGES:
+            return plan
+        log = await self._with_whole_epoch(seen)
+        judge = partial(plan_replacement, manifest, log, bounds, leader_epoch=leader_epoch)
+        plan = judge()
+        if plan.replacement is None:
             return plan
         still_open = await asyncio.to_thread(
             open_transactions_at, self._layout, seen.uploadable, plan.replacement.divergence_offset
         )
         return judge(undecided_from=min(still_open.values(), default=None))
+
+    async def _with_whole_epoch(self, seen: Observation) -> LocalLog:
+        """
+        Return the log with its first epoch from the beginning of a batch on.
+
+        A user's DeleteRecords may end inside a batch. The broker's history of epochs begins there then, and
+        the whole batch is of its first epoch.
+        """
+        log = seen.log
+        if not log.epochs:
+            return log
+        (epoch, start_offset), *later = log.epochs
+        first_offset = await asyncio.to_thread(batch_start, self._layout, seen.uploadable, start_offset)
+        return replace(log, epochs=((epoch, first_offset), *later))

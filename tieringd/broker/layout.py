@@ -4,8 +4,8 @@ The layout seam: how one kind of broker lays its logs out on disk.
 All higher layers work on Kafka's offsets and Kafka's batches. Kafka's own files have this form already;
 Redpanda's are re-framed into a spool file first. Calls block; services make them in a thread.
 
-`open_transactions_at` finds the transactions that are open at an offset of a log, and the offset where
-each began: a replay from there would undo them.
+`batch_start` finds where the batch around an offset begins. `open_transactions_at` finds the transactions
+that are open at an offset of a log, and the offset where each began: a replay from there would undo them.
 """
 
 from __future__ import annotations
@@ -267,6 +267,34 @@ class RedpandaLayout:
                 path=self._spool_directory,
             ) from error
         return fd
+
+
+def batch_start(layout: Layout, log: LocalLog, offset: int) -> int:
+    """
+    Return the base offset of the batch of *log* that *offset* is inside of; *offset* if it is inside none.
+
+    This reads the headers of one segment. Blocks.
+
+    Raises:
+        LocalFileError: The file cannot be read, or is gone.
+        CorruptDataError: A header is impossible.
+    """
+    for segment in log.segments:
+        if segment.base_offset < offset and (segment.next_offset is None or offset < segment.next_offset):
+            file = layout.open(segment)
+            try:
+                walk = HeaderWalk(
+                    file.read_at,
+                    size_bytes=file.segment.size_bytes,
+                    base_offset=segment.base_offset,
+                    source=segment.path,
+                )
+                for _, header in walk.batches():
+                    if offset <= header.last_offset:
+                        return min(header.base_offset, offset)
+            finally:
+                file.close()
+    return offset
 
 
 def open_transactions_at(layout: Layout, log: LocalLog, offset: int) -> Mapping[int, int]:

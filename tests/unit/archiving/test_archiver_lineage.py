@@ -166,3 +166,29 @@ async def test_marker_that_a_cut_put_past_the_archive_s_end_again_may_be_lost_as
     assert manifest.next_offset == writer.bases[-1]
     await expect_as_in_the_log(archive, writer, manifest)
     assert b"transacted" not in (await values_in(archive, manifest, read_committed=True)).values()
+
+
+async def test_history_of_epochs_that_begins_inside_a_batch_tells_of_the_whole_batch(writer, archive, broker):
+    """A user's deletion ended inside a batch, and the broker's history of epochs begins there."""
+    for _ in range(3):
+        writer.closed_segment()
+    before = await archived(writer, archive)
+    divergence = before.segments[0].next_offset
+    writer.truncate(divergence)
+    writer.begin_epoch(1)
+    writer.append(b"deleted", b"deleted", b"kept")
+    writer.closed_segment()
+    writer.closed_segment()
+    writer.log_start_offset = divergence + 2
+    writer.forget_epochs()
+    assert writer.epochs == [(1, divergence + 2)]
+
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert manifest.next_offset == writer.bases[-1]
+    assert [one.base_offset for one in manifest.replacements] == [divergence]
+    assert not (await archive.verifier.verify(manifest, deep=True)).faults
+    found = await values_in(archive, manifest, read_committed=False)
+    expected = written_below(writer, manifest.next_offset, read_committed=False)
+    assert {offset: value for offset, value in found.items() if offset >= writer.log_start_offset} == {
+        offset: value for offset, value in expected.items() if offset >= writer.log_start_offset
+    }
