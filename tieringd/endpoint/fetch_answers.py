@@ -110,7 +110,13 @@ class PartitionReads:
         def left_seconds(_: set[asyncio.Task[None]]) -> float:
             return (due_at if any(read.held for read in reads) else deadline) - now()
 
-        await cancelled(await unfinished_reads(tasks, reads, left_seconds))
+        late = await unfinished_reads(tasks, reads, left_seconds)
+        try:
+            await cancelled(late)
+        except BaseException:
+            for read in reads:
+                read.close()
+            raise
         return reads
 
     async def _run(self, read: PartitionRead, *, with_records: bool) -> None:

@@ -246,9 +246,12 @@ async def unfinished_reads(
                 # Raises programming errors. Errors that clients can be told are kept in the read.
                 task.result()
     except BaseException:
-        await cancelled(tasks)
-        for read in reads:
-            read.close()
+        try:
+            await cancelled(tasks)
+        finally:
+            # A second cancellation is raised when the tasks have ended.
+            for read in reads:
+                read.close()
         raise
     return pending
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from uuid import UUID
 
 import pytest
@@ -28,7 +28,7 @@ from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
 from tieringd.endpoint.access import EVERYTHING
 from tieringd.endpoint.endpoint_settings import EndpointSettings
-from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE, FetchAnswers
+from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE, FetchAnswers, PartitionReads
 from tieringd.endpoint.served_manifests import ServedPartitions
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.request_header import RequestHead
@@ -485,4 +485,44 @@ async def test_response_that_cannot_be_composed_gives_its_files_back(writer, arc
     with pytest.raises(struct.error):
         await answers.fetch(RequestHead.read(frame), frame, EVERYTHING)
     assert huge.closed == 1
+    await partitions.close()
+
+
+class EarlyAndLate:
+    """Reads whose first one holds a chunk at once. As with a thread, nothing interrupts the second."""
+
+    def __init__(self):
+        self.chunks = []
+        self.may_end = asyncio.Event()
+
+    async def hold(self, manifest, offset):
+        is_late = bool(self.chunks)
+        self.chunks.append(HugeBatch())
+        chunk = self.chunks[-1]
+        while is_late and not self.may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.may_end.wait()
+        return chunk
+
+
+async def test_client_that_leaves_while_late_reads_end_leaves_nothing_open(writer, archive):
+    """The response was due, and the reads that are not over were being ended."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    partitions = ServedPartitions(archive.manifests, interval_seconds=30.0, at_once=3)
+    reader, now = EarlyAndLate(), asyncio.get_running_loop().time()
+    wanted = [(writer.identified, 0)] * 2
+    reading = asyncio.create_task(
+        PartitionReads(partitions, reader, archive.history).read(
+            wanted, with_records=True, due_at=now + 0.2, deadline=now + 60
+        )
+    )
+    await asyncio.sleep(0.4)
+    assert [chunk.closed for chunk in reader.chunks] == [0, 0]
+    reading.cancel()
+    await asyncio.sleep(0)
+    reader.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert [chunk.closed for chunk in reader.chunks] == [1, 1]
     await partitions.close()

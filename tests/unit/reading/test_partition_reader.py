@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from tests.builders import batch
 from tests.fakes.archive import archived
 from tests.fakes.hydration import PARTITION, Host, Stored, read_batches, running
 from tests.fakes.memory_store import MemoryStore
+from tests.fakes.virtual_loop import virtually
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
@@ -23,7 +26,13 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading import partition_reader
 from tieringd.reading.chunk_download import DownloadLimits
-from tieringd.reading.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
+from tieringd.reading.partition_reader import (
+    NO_BATCH,
+    HeldRead,
+    PartitionReader,
+    under_first_epoch,
+    unfinished_reads,
+)
 
 CACHED = TrimLimits(size_bytes=1 << 30, objects=1000)
 STREAMED = TrimLimits(size_bytes=0, objects=1000)
@@ -290,3 +299,39 @@ async def test_cached_file_that_cannot_be_read_is_mistrusted(host, writer, archi
             with pytest.raises(LocalFileError, match="cannot be read"):
                 await read(hydrator, manifest, 0)
         assert [one.base_offset for one in await read(hydrator, manifest, 0)] == [0]
+
+
+class HeldChunk:
+    """A chunk that counts how often it was given back."""
+
+    def __init__(self):
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+@virtually
+async def test_fetch_that_is_cancelled_twice_gives_its_chunks_back():
+    """The client leaves, and the time of its Fetch is over before a read ends that a thread holds up."""
+    early, late = HeldChunk(), HeldChunk()
+    reads = [HeldRead(held=early), HeldRead()]
+
+    async def held_up():
+        # A thread is not interrupted, and its result is there in the end.
+        work = asyncio.create_task(asyncio.sleep(1))
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(work)
+        reads[1].held = late
+
+    tasks = [asyncio.create_task(asyncio.sleep(0)), asyncio.create_task(held_up())]
+    fetch = asyncio.create_task(unfinished_reads(tasks, reads, lambda pending: 10))
+    await asyncio.sleep(0.1)
+    fetch.cancel()
+    await asyncio.sleep(0.1)
+    # As `asyncio.timeout` does.
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    assert (early.closed, late.closed) == (1, 1)
