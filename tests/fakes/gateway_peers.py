@@ -34,6 +34,8 @@ class TopicArchive(NoArchive):
         self.is_cancelled = asyncio.Event()
         self.questions = []
         self.released = 0
+        self.sent = 0
+        """How many answers went to a client."""
         self.is_writable = True
         self.step = None
         """The number of offsets in an answer; None if the end of an answer is unknown."""
@@ -67,7 +69,10 @@ class TopicArchive(NoArchive):
                 key: NextFetch(one.fetch_offset + self.step, LAST_OFFSET)
                 for key, one in question.partitions.items()
             }
-        return ArchivedFetch(answers, self._release, next_fetches)
+        return ArchivedFetch(answers, self._release, next_fetches, on_sent=self._send)
+
+    def _send(self):
+        self.sent += 1
 
     def _release(self):
         self.released += 1

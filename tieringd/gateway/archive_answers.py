@@ -85,6 +85,8 @@ class ArchivedFetch:
     """Whether a partition was not read in time."""
     waited_for: tuple[str, ...] = ()
     """The chunks that were awaited from the object store."""
+    on_sent: Callable[[], None] = release_nothing
+    """A function to call when the answers go to a client. Prepared ones may go to none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         has_unread=archived.has_unread,
         waited_for=archived.waited_for,
         next_fetches=_next_fetches(archived, asked),
+        on_sent=archived.on_sent,
         starved=_starved(archived) if question.records_bytes else frozenset(),
     )
 
@@ -233,6 +234,7 @@ async def fetched_ahead(
         has_unread=archived.has_unread,
         waited_for=archived.waited_for,
         next_fetches=next_fetches,
+        on_sent=archived.on_sent,
     )
 
 

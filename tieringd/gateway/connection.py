@@ -566,5 +566,6 @@ class Connection:
                 # As a broker does: the client is told how long it is not read.
                 pieces = throttled(found.pieces, pending.head.version, math.ceil(seconds * 1000))
                 found = replace(found, pieces=pieces)
+        found.on_sent()
         self._ahead.expect(pending, found)
         self._client.send_pieces(found.pieces, found.release)

@@ -26,6 +26,7 @@ from tieringd.gateway.archive_answers import NextFetch, PartitionKey
 from tieringd.gateway.seen_login import ClaimedLogin
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import Reader
+from tieringd.reading.partition_reader import release_nothing
 
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10
@@ -227,6 +228,8 @@ class ClientResponse:
     """The chunks that a Fetch awaited from the object store."""
     starved: frozenset[PartitionKey] = frozenset()
     """Archived partitions whose records did not fit, because the broker's own took the client's limit."""
+    on_sent: Callable[[], None] = release_nothing
+    """A function to call when the pieces go to the client."""
 
     def addressed_to(self, correlation_id: int) -> ClientResponse:
         """Return this answer for another request that asks the same."""

@@ -16,6 +16,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -90,6 +91,8 @@ class _Answer:
     taken: list[ArchivedBatches] = field(default_factory=list)
     in_memory_bytes: int = 0
     """How many bytes of the batches are in memory, and not in files."""
+    counts: list[tuple[str, Source, int]] = field(default_factory=list)
+    """The topic, the source and the bytes of each partition with records."""
     is_short: bool = False
     """Whether a partition has no records because there was no room for them in memory."""
 
@@ -130,7 +133,7 @@ class RemoteAnswers:
         *budget* counts what all connections of the gateway hold in memory; its `GatewayServer` has it too.
 
         *on_answer* gets the seconds of each Fetch that the archive answered. *on_topic* gets the topic, the
-        source and the bytes of each partition's archived records.
+        source and the bytes of each partition's archived records, when they go to the client.
 
         *now* is a monotonic clock in seconds. Without *bucket* the archive is not shown as a log directory.
         """
@@ -193,6 +196,7 @@ class RemoteAnswers:
                 answer.partitions,
                 self._release_of(answer),
                 answer.next_fetches,
+                on_sent=partial(self._count, answer),
                 has_unread=has_unread,
                 waited_for=tuple(name for read in reads.values() for name in read.waited_for),
             )
@@ -202,6 +206,10 @@ class RemoteAnswers:
         finally:
             for read in reads.values():
                 read.close()
+
+    def _count(self, answer: _Answer) -> None:
+        for topic, source, size_bytes in answer.counts:
+            self._on_topic(topic, source, size_bytes)
 
     def _release_of(self, answer: _Answer) -> Callable[[], None]:
         """Count what *answer* has in memory, and return what gives all of it back."""
@@ -246,7 +254,7 @@ class RemoteAnswers:
                 continue
             if batches.size_bytes:
                 source = Source.STORE if read.waited_for else Source.CACHE
-                self._on_topic(read.found.manifest.partition.topic, source, batches.size_bytes)
+                answer.counts.append((read.found.manifest.partition.topic, source, batches.size_bytes))
             answer.add(batches)
             # The broker found the offset out of range, so its own log begins after it.
             log_start_offset = self._log_starts.known_log_start(*key, asked.fetch_offset + 1)

@@ -101,6 +101,8 @@ async def test_reader_that_goes_on_is_answered_without_the_broker(broker, archiv
             assert partition_of(answer, "old").records == b"archived"
         assert server.counters.prepared_answers == 4
         await until(lambda: len(archive.questions) == 7)
+        # The one that is prepared now has gone to no client.
+        assert archive.sent == 6
         assert [one.partitions["old", 0].fetch_offset for one in archive.questions] == [
             *range(0, 7 * STEP, STEP)
         ]
@@ -117,6 +119,7 @@ async def test_prepared_answer_ends_when_its_records_are_deleted(broker, archive
         _, frame, _ = await broker.next()
         assert offset_in(frame) == 2 * STEP
         await until(lambda: archive.released == 3)
+        assert archive.sent == 2
 
 
 async def test_first_answer_of_a_client_is_not_gone_on_from(broker, archive):

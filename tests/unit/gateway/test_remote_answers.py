@@ -26,7 +26,7 @@ from tieringd.daemon.workers.link import error_of, error_parts
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch import AskedPartition
-from tieringd.formats.kafka_wire.pieces import FileRegion
+from tieringd.formats.kafka_wire.pieces import FileRegion, size_of
 from tieringd.formats.object_keys import TopicKey, data_key, manifest_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
@@ -45,6 +45,7 @@ from tieringd.gateway.published_partitions import PublishedPartitions
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.wire import MemoryBudget
+from tieringd.metrics.readers import Source
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import Leadership
 from tieringd.model.tail_cut import cut_back
@@ -135,7 +136,7 @@ class Behind:
         self.budget = MemoryBudget(256 << 20)
         self.answers = self.made()
 
-    def made(self, *, bucket: str | None = "bucket") -> RemoteAnswers:
+    def made(self, *, bucket: str | None = "bucket", **others) -> RemoteAnswers:
         archive = self.daemon.archive
         return RemoteAnswers(
             self.partitions,
@@ -146,6 +147,7 @@ class Behind:
             may_produce=lambda: True,
             budget=self.budget,
             now=lambda: asyncio.get_running_loop().time(),
+            **others,
         )
 
     async def fetch(self, *offsets: int, max_bytes: int = 1 << 20, **changes) -> dict[int, list[int] | str]:
@@ -1011,6 +1013,27 @@ async def test_partitions_of_one_fetch_share_its_limit(tmp_path, store, daemon):
         assert await behind.fetch(0, 0, 0, max_bytes=1) == {0: [0], 1: [], 2: []}
         assert await behind.fetch(0, 0, 0, max_bytes=0, needs_a_batch=False) == {0: [], 1: [], 2: []}
         assert await behind.fetch(3, 0) == {1: [0]}
+
+
+@virtually
+async def test_records_are_counted_when_their_answer_goes_to_a_client(tmp_path, store, daemon):
+    """A prepared answer may be dropped; its records were never sent."""
+    counted = []
+    async with serving(tmp_path, store, daemon) as behind:
+        await behind.fetch(0, 0)
+        answers = behind.made(on_topic=lambda *read: counted.append(read))
+        asked = {("orders", number): AskedPartition(0, 1 << 20) for number in range(2)}
+        question = FetchQuestion(asked, 1 << 20, needs_a_batch=True, read_committed=False)
+        sizes = []
+        for _ in range(2):
+            found = await answers.fetch(question)
+            sizes = [size_of(one.records) for one in found.partitions.values() if one.records]
+            assert counted == []
+            found.release()
+        found.on_sent()
+        assert sizes
+        assert counted == [("orders", Source.CACHE, size) for size in sizes]
+        await answers.close()
 
 
 @virtually
