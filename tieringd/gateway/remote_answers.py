@@ -244,7 +244,10 @@ class RemoteAnswers:
                 # An election has cut the log off, and the archive is not cut back yet. At most one batch is
                 # taken, which has to end before the log does.
                 size_bytes_max = 0
-            batches, has_room = self._take(answer, read, size_bytes_max)
+            # What follows is the broker's: after an unclean election its log may have other records there.
+            log_start = read.found.bounds.log_start_offset if read.found.bounds else 0
+            before_offset = log_start if asked.fetch_offset < log_start else math.inf
+            batches, has_room = self._take(answer, read, size_bytes_max, before_offset)
             if batches.size_bytes and batches.next_offset > log_end_offset:
                 batches.close()
                 answer.partitions[key] = _try_again(
@@ -269,16 +272,24 @@ class RemoteAnswers:
             if goes_on is not None:
                 answer.next_fetches[key] = goes_on
 
-    def _take(self, answer: _Answer, read: ArchiveRead, size_bytes_max: int) -> tuple[ArchivedBatches, bool]:
+    def _take(
+        self, answer: _Answer, read: ArchiveRead, size_bytes_max: int, before_offset: float
+    ) -> tuple[ArchivedBatches, bool]:
         """Take what *answer* has room for. Returns whether there was room in memory as well."""
         size_bytes_max = min(size_bytes_max, answer.left_bytes)
         if not read.takes_memory:
-            return read.take(size_bytes_max=size_bytes_max, needs_a_batch=answer.needs_a_batch), True
+            batches = read.take(
+                size_bytes_max=size_bytes_max,
+                needs_a_batch=answer.needs_a_batch,
+                before_offset=before_offset,
+            )
+            return batches, True
         left_bytes = max(self._budget.left - answer.in_memory_bytes, 0)
         batches = read.take(
             size_bytes_max=min(size_bytes_max, left_bytes),
             # One answer at a time may exceed the budget. Otherwise a larger batch could never be sent.
             needs_a_batch=answer.needs_a_batch and not self._in_memory_bytes,
+            before_offset=before_offset,
         )
         answer.is_short = answer.is_short or not batches.size_bytes
         return batches, bool(batches.size_bytes)

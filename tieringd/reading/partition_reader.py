@@ -9,6 +9,7 @@ hole there. Only batch headers are decoded.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
@@ -121,20 +122,28 @@ class HeldBatches:
         """Give the chunk back."""
         self._found.close()
 
-    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
+    def take(
+        self, *, size_bytes_max: int, needs_a_batch: bool, before_offset: float = math.inf
+    ) -> ArchivedBatches:
         """
         Return batches of the chunk, at most *size_bytes_max*. Closing them gives the chunk back.
 
-        If *needs_a_batch*, the first batch is returned whatever its size.
+        If *needs_a_batch*, the first batch is returned whatever its size. No later one begins at
+        *before_offset* or after it.
+
+        Raises:
+            LocalFileError: The cached file cannot be read. The next reader checks it again.
         """
         found, index, begin, header = self._found, self._index, self._begin, self._header
         chunk = found.chunk
         if header.size_bytes > size_bytes_max and not needs_a_batch:
             found.close()
             return NO_BATCH
-        end, next_offset = _last_boundary(index, chunk, begin + size_bytes_max)
+        end, next_offset = _last_boundary(index, chunk, begin + size_bytes_max, before_offset)
         if end < begin + header.size_bytes:
             end, next_offset = begin + header.size_bytes, header.last_offset + 1
+        if chunk.next_offset > before_offset:
+            end, next_offset = self._up_to(before_offset, end, next_offset, begin + size_bytes_max)
         size_bytes = end - begin
         aborted = tuple(
             one
@@ -154,6 +163,23 @@ class HeldBatches:
             data = memoryview(found.data)[begin:end]
         return ArchivedBatches(size_bytes, found.close, next_offset, data=data, aborted=aborted)
 
+    def _up_to(self, before_offset: float, end: int, next_offset: int, limit: int) -> tuple[int, int]:
+        """
+        Return *end* and *next_offset* after the further batches that begin before *before_offset*.
+
+        The index is sparse. These batches are in one of its intervals, and only their headers are read.
+        """
+        found = self._found
+        try:
+            while (header := _header_at(found, end)) is not None:
+                if header.base_offset >= before_offset or end + header.size_bytes > limit:
+                    break
+                end, next_offset = end + header.size_bytes, header.last_offset + 1
+        except (OSError, CorruptDataError) as error:
+            found.close()
+            raise _unreadable(found, error) from error
+        return end, next_offset
+
 
 class PassageBatch:
     """A batch without records for users. It moves every client past offsets of which no record is left."""
@@ -167,7 +193,13 @@ class PassageBatch:
     def close(self) -> None:
         """Do nothing: no chunk is held."""
 
-    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:  # noqa: ARG002 it is tiny
+    def take(
+        self,
+        *,
+        size_bytes_max: int,  # noqa: ARG002 it is tiny
+        needs_a_batch: bool,  # noqa: ARG002
+        before_offset: float = math.inf,  # noqa: ARG002
+    ) -> ArchivedBatches:
         """Return the batch."""
         return ArchivedBatches(len(self._data), release_nothing, data=memoryview(self._data))
 
@@ -199,17 +231,21 @@ class HeldRead:
         """Note in `waited_for` what the running task awaits from now on."""
         WAITED_FOR_STORE.set(self.waited_for)
 
-    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
+    def take(
+        self, *, size_bytes_max: int, needs_a_batch: bool, before_offset: float = math.inf
+    ) -> ArchivedBatches:
         """
         Take batches of what is held. The batches own it from then on; see `HeldBatches.take`.
 
         Raises:
-            LocalFileError: The cached file of an older archive cannot be read.
+            LocalFileError: The cached file cannot be read.
         """
         held, self.held = self.held, None
         if held is None:
             return NO_BATCH
-        batches = held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
+        batches = held.take(
+            size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch, before_offset=before_offset
+        )
         return under_first_epoch(batches) if self.is_history else batches
 
     def close(self) -> None:
@@ -322,26 +358,34 @@ def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches
         is_held = header is not None
         return None if header is None else HeldBatches(found, index, begin, header)
     except (OSError, CorruptDataError) as error:
-        found.mark_corrupt()
-        raise LocalFileError(
-            f"a cached chunk cannot be read: {error}",
-            path=str(found.chunk),
-            hint="check the disk of the cache",
-        ) from error
+        raise _unreadable(found, error) from error
     finally:
         if not is_held:
             found.close()
 
 
-def _last_boundary(index: SegmentIndex, chunk: Chunk, limit: int) -> tuple[int, int]:
+def _unreadable(found: HydratedChunk, error: Exception) -> LocalFileError:
+    """Have the next reader check the chunk, and return the error for this one."""
+    found.mark_corrupt()
+    return LocalFileError(
+        f"a cached chunk cannot be read: {error}",
+        path=str(found.chunk),
+        hint="check the disk of the cache",
+    )
+
+
+def _last_boundary(index: SegmentIndex, chunk: Chunk, limit: int, before_offset: float) -> tuple[int, int]:
     """
     Return the last position within *chunk* up to *limit* where a batch begins, and the offset there.
 
-    Positions are relative to the chunk's first byte.
+    Positions are relative to the chunk's first byte. The offset is *before_offset* at most.
     """
-    if limit >= chunk.size_bytes:
+    row = len(index.entries)
+    if chunk.next_offset > before_offset:
+        row = bisect_right(index.entries, before_offset, key=lambda entry: entry.offset)
+    elif limit >= chunk.size_bytes:
         return chunk.size_bytes, chunk.next_offset
-    row = bisect_right(index.entries, chunk.position + limit, key=lambda entry: entry.position) - 1
+    row = min(row, bisect_right(index.entries, chunk.position + limit, key=lambda entry: entry.position)) - 1
     if row < 0:
         return 0, chunk.base_offset
     return index.entries[row].position - chunk.position, index.entries[row].offset

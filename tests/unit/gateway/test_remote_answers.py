@@ -50,6 +50,7 @@ from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import Leadership
 from tieringd.model.tail_cut import cut_back
 from tieringd.policies.cache_trim import TrimLimits
+from tieringd.reading.hydrator import HydrationLimits
 from tieringd.reading.partition_reader import PartitionReader
 
 IDENTITY = UUID(bytes=urlsafe_b64decode(TOPIC_ID + "=="))
@@ -1072,6 +1073,45 @@ async def test_nothing_is_served_past_the_end_of_the_brokers_log(tmp_path, store
         assert await behind.fetch(9) == {}
         # Only whole batches before the end are served.
         assert await behind.fetch(3) == {0: [3]}
+
+
+@pytest.mark.parametrize("log_start_offset", [6, 9, 10, 12])
+@virtually
+async def test_no_batch_past_the_start_of_the_brokers_log_is_served(tmp_path, store, log_start_offset):
+    """
+    The broker has what follows, and after an unclean election it may have other records there.
+
+    A batch that the log begins in is whole. The index has no entry for each of these batches.
+    """
+    writer = LogWriter(tmp_path, "orders", 0)
+    for _ in range(5):
+        writer.append()
+    writer.roll()
+    daemon = Daemon(tmp_path, store, [writer])
+    async with serving(tmp_path, store, daemon) as behind:
+        behind.host.hydrator.set_limits(HydrationLimits())
+        await daemon.round()
+        assert await behind.fetch(3) == {0: [3, 6, 9, 12]}
+        assert len(await index_of(behind)) < 5
+        # The replica that leads now parts from the archive at 12, and has written past the archive's end.
+        writer.truncate(12)
+        writer.begin_epoch(1)
+        for _ in range(4):
+            writer.append(b"x", b"y", b"z")
+        writer.log_start_offset = log_start_offset
+        daemon.broker.epochs[writer.name] = 1
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        found = await behind.partitions.find("orders", 0)
+        assert (found.manifest.next_offset, found.bounds.log_start_offset) == (15, log_start_offset)
+        assert await behind.fetch(3) == {0: [base for base in (3, 6, 9) if base < log_start_offset]}
+        two = [base for base in (3, 6) if base < log_start_offset]
+        assert await behind.fetch(3, max_bytes=200) == {0: two}
+
+
+async def index_of(behind):
+    """Return the entries of the index of the only segment."""
+    manifest = (await behind.partitions.find("orders", 0)).manifest
+    return (await behind.host.hydrator.index(manifest.partition, manifest.segments[0])).entries
 
 
 @virtually

@@ -335,3 +335,23 @@ async def test_fetch_that_is_cancelled_twice_gives_its_chunks_back():
     with pytest.raises(asyncio.CancelledError):
         await fetch
     assert (early.closed, late.closed) == (1, 1)
+
+
+async def test_cached_file_that_is_damaged_under_a_reader_is_mistrusted(tmp_path, store, writer, archive):
+    """The headers before an offset cannot be walked over. The reader gets an error and nothing stays open."""
+    for _ in range(3):
+        writer.append()
+    writer.roll()
+    manifest = await archived(writer, archive)
+    host = Host(tmp_path / "cache", store, limits=CACHED)
+    async with running(host, is_whole=True) as hydrator:
+        held = await reader_of(hydrator).hold(manifest, 0)
+        (chunk,) = (tmp_path / "cache").rglob("*_chunks/*")
+        whole = chunk.read_bytes()
+        chunk.write_bytes(whole[:100] + bytes(len(whole) - 100))
+        with pytest.raises(LocalFileError, match="cannot be read"):
+            held.take(size_bytes_max=1 << 30, needs_a_batch=True, before_offset=8)
+        assert host.keeper.open_chunks.in_use() == frozenset()
+        # The next reader checks the file, and fetches it anew.
+        headers = await read(hydrator, manifest, 0)
+        assert [header.base_offset for header in headers] == [0, 3, 6]
