@@ -187,6 +187,8 @@ class _Reading:
     in_memory_bytes: int = 0
     has_error: bool = False
     waited_for: list[str] = field(default_factory=list)
+    topics: list[tuple[str, Source, int]] = field(default_factory=list)
+    """Topic, source and bytes of the records of each partition."""
 
     def release(self) -> None:
         """Release all held batches."""
@@ -239,6 +241,8 @@ class FetchAnswers:
             return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing, ()
         asked = await in_thread_if_large(len(frame), asked_of, frame, head)
         reading = await self._read_or_wait(asked, access)
+        for one in reading.topics:
+            self._on_topic(*one)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
         for (topic, number), answer in reading.answers.items():
             topics.setdefault(topic, {})[number] = answer
@@ -364,11 +368,11 @@ class FetchAnswers:
         except TieringError as error:
             return _not_now(reading, read, error)
         reading.waited_for += read.waited_for
-        if batches.size_bytes:
-            source = Source.STORE if read.waited_for else Source.CACHE
-            self._on_topic(read.partition.topic, source, batches.size_bytes)
         if self._has_room(reading, batches):
             reading.held.append(batches)
+            if batches.size_bytes:
+                source = Source.STORE if read.waited_for else Source.CACHE
+                reading.topics.append((read.partition.topic, source, batches.size_bytes))
             reading.size_bytes += batches.size_bytes
             reading.left_bytes -= batches.size_bytes
         else:

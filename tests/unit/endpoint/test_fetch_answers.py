@@ -255,6 +255,25 @@ async def test_object_that_is_missing_is_an_error_to_try_again(writer, archive, 
     assert (found.error_code, found.records) == (ErrorCode.kafka_storage_error, b"")
 
 
+async def test_records_are_counted_when_they_are_sent(writer, archive, tmp_path):
+    """A Fetch that waits for more records reads the same ones again."""
+    writer.append()
+    writer.roll()
+    await archive_topic(writer, archive)
+    metrics = Metrics()
+    async with (
+        running_endpoint(archive, tmp_path / "state", metrics=metrics) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        found = await fetched(client, "orders", 0, min_bytes=1 << 20, max_wait=milliseconds(300))
+    value = metrics.registry.get_sample_value
+    bytes_sent = [
+        value("tieringd_gateway_topic_archived_bytes_total", {"topic": "orders", "source": source}) or 0
+        for source in ("store", "cache")
+    ]
+    assert sum(bytes_sent) == len(found.records)
+
+
 async def test_store_that_is_away_leaves_cached_records_readable(writer, archive, store, tmp_path):
     """The known manifests stay true, and chunks that were read once are on this host."""
     writer.closed_segment()
