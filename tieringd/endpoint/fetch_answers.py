@@ -38,6 +38,8 @@ from tieringd.formats.kafka_wire.fetch import (
 )
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
+from tieringd.gateway.client_log import ClientLog
+from tieringd.gateway.read_rates import HOST
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import Source
 from tieringd.model.manifest import PartitionManifest
@@ -185,7 +187,10 @@ class _Reading:
     held: list[ArchivedBatches] = field(default_factory=list)
     size_bytes: int = 0
     in_memory_bytes: int = 0
-    has_error: bool = False
+    is_refused: bool = False
+    """Whether a partition has an error that the client has to act on."""
+    has_failed: bool = False
+    """Whether a partition has the error to try again."""
     waited_for: list[str] = field(default_factory=list)
     topics: list[tuple[str, Source, int]] = field(default_factory=list)
     """Topic, source and bytes of the records of each partition."""
@@ -225,6 +230,7 @@ class FetchAnswers:
         self._budget = budget
         self._bytes_max = bytes_max
         self._on_topic = on_topic
+        self._client_log = ClientLog()
 
     async def fetch(
         self, head: RequestHead, frame: memoryview, access: Access
@@ -268,12 +274,16 @@ class FetchAnswers:
                 changed.clear()
                 reading = await self._read(asked, served, access)
                 left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
-                if reading.has_error or reading.size_bytes >= enough or left_seconds <= 0:
+                is_enough = reading.size_bytes >= enough or (reading.has_failed and reading.size_bytes)
+                if is_enough or reading.is_refused or left_seconds <= 0:
                     return reading
                 reading.release()
+                # Also before an answer of errors alone: most clients ask again at once.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_seconds, self._settings.sync_interval_seconds)):
                         await changed.wait()
+                if reading.has_failed and not changed.is_set():
+                    return reading
 
     def _partition(self, topic: str | UUID, number: int, access: Access) -> TopicIdPartition | None:
         """Return a partition; None if there is none, or the client may not read it."""
@@ -357,7 +367,7 @@ class FetchAnswers:
         if read.is_outside:
             return _failed(reading, ErrorCode.offset_out_of_range, bounds, read.start_offset)
         if bounds is None or is_late or read.error is not None:
-            return _not_now(reading, read, read.error)
+            return self._not_now(reading, read, read.error)
         if read.held is None or (reading.left_bytes <= 0 and reading.size_bytes):
             return _found(bounds, NO_BATCH, read.start_offset, read_committed=read_committed)
         try:
@@ -366,7 +376,7 @@ class FetchAnswers:
                 needs_a_batch=not reading.size_bytes,
             )
         except TieringError as error:
-            return _not_now(reading, read, error)
+            return self._not_now(reading, read, error)
         reading.waited_for += read.waited_for
         if self._has_room(reading, batches):
             reading.held.append(batches)
@@ -391,15 +401,15 @@ class FetchAnswers:
         reading.in_memory_bytes += batches.size_bytes
         return True
 
-
-def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None) -> PartitionData:
-    log.warning(
-        "archived records cannot be read now",
-        partition=str(read.partition),
-        offset=read.offset,
-        error="they did not arrive in time" if error is None else str(error),
-    )
-    return _failed(reading, TRY_AGAIN)
+    def _not_now(self, reading: _Reading, read: PartitionRead, error: TieringError | None) -> PartitionData:
+        if self._client_log.admits(HOST.get()):
+            log.warning(
+                "archived records cannot be read now",
+                partition=str(read.partition),
+                offset=read.offset,
+                error="they did not arrive in time" if error is None else str(error),
+            )
+        return _failed(reading, TRY_AGAIN)
 
 
 def _failed(
@@ -408,7 +418,10 @@ def _failed(
     manifest: PartitionManifest | None = None,
     log_start_offset: int = -1,
 ) -> PartitionData:
-    reading.has_error = True
+    if error is TRY_AGAIN:
+        reading.has_failed = True
+    else:
+        reading.is_refused = True
     if manifest is None:
         return PartitionData(-1, -1, -1, error_code=error.value)
     return PartitionData(manifest.next_offset, manifest.next_offset, log_start_offset, error_code=error.value)

@@ -9,10 +9,12 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.slow_store import HoldingStore
+from tests.fakes.store import rot
 from tests.support.archive_endpoints import (
     archive_topic,
     asking,
@@ -34,6 +36,8 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.formats.record_batch import check_crc, parse_header
+from tieringd.gateway.archive_answers import TRY_AGAIN
+from tieringd.gateway.client_log import LINES_PER_ADDRESS
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
@@ -253,6 +257,57 @@ async def test_object_that_is_missing_is_an_error_to_try_again(writer, archive, 
     async with asking(archive, tmp_path / "state") as client:
         found = await fetched(client, "orders", 0, max_wait=LONG)
     assert (found.error_code, found.records) == (ErrorCode.kafka_storage_error, b"")
+
+
+async def test_answer_of_errors_alone_waits_as_long_as_the_client(writer, archive, store, tmp_path):
+    """An object that stays damaged is not downloaded again and again by a client that asks again at once."""
+    writer.append()
+    writer.roll()
+    manifest = await archive_topic(writer, archive)
+    rot(store, data_key(writer.identified, manifest.segments[0]))
+    async with asking(archive, tmp_path / "state") as client:
+        now = asyncio.get_running_loop().time
+        begun_at = now()
+        found = await fetched(client, "orders", 0, min_bytes=1, max_wait=milliseconds(300))
+        assert found.error_code is TRY_AGAIN
+        assert now() - begun_at >= 0.29
+        begun_at = now()
+        refused = await fetched(client, "nothing", 0, min_bytes=1, max_wait=LONG)
+        assert refused.error_code is ErrorCode.unknown_topic_or_partition
+        assert now() - begun_at < 10
+
+
+async def test_records_do_not_wait_beside_an_error(archive, store, tmp_path):
+    """They come at once, although they are fewer than the client wants."""
+    for number in range(2):
+        writer = LogWriter(tmp_path, "orders", number)
+        writer.append()
+        writer.roll()
+        manifest = await archive_topic(writer, archive)
+    rot(store, data_key(writer.identified, manifest.segments[0]))
+    wanted = {"orders": {number: {"fetch_offset": 0} for number in range(2)}}
+    request = fetch_request(12, wanted, isolation_level=0, min_bytes=1 << 20, max_wait=LONG)
+    async with asking(archive, tmp_path / "state") as client, asyncio.timeout(PATIENCE_SECONDS / 2):
+        answer = await client.ask(request)
+    found = {one.partition_index: one for one in answer.responses[0].partitions}
+    assert len(headers_in(found[0].records)) == 1
+    assert found[1].error_code is TRY_AGAIN
+
+
+async def test_log_has_a_few_lines_about_a_client_that_reads_a_damaged_object(
+    writer, archive, store, tmp_path
+):
+    """The client decides how often it asks."""
+    writer.append()
+    writer.roll()
+    manifest = await archive_topic(writer, archive)
+    rot(store, data_key(writer.identified, manifest.segments[0]))
+    async with asking(archive, tmp_path / "state") as client:
+        with capture_logs() as events:
+            for _ in range(2 * LINES_PER_ADDRESS):
+                await fetched(client, "orders", 0)
+    told = [one for one in events if one["event"] == "archived records cannot be read now"]
+    assert len(told) == LINES_PER_ADDRESS
 
 
 async def test_records_are_counted_when_they_are_sent(writer, archive, tmp_path):
