@@ -54,13 +54,15 @@ from tieringd.reading.partition_reader import (
     release_nothing,
     unfinished_reads,
 )
-from tieringd.storage.at_once import cancelled
+from tieringd.storage.single_flight import SingleFlight
 from tieringd.storage.threads import in_steps, in_thread_if_large
 
 log = structlog.get_logger(__name__)
 
 _HISTORY_SECONDS: Final = 0.2
 """How long a read waits to learn where the history before its archive begins."""
+_ENDING_SECONDS: Final = 0.1
+"""How long a Fetch waits for the end of reads that it has cancelled."""
 
 _SLOW_SECONDS: Final = 1.0
 """After this time the records read so far go to the client, and the rest in its next Fetch."""
@@ -90,6 +92,11 @@ class PartitionReads:
         self._partitions = partitions
         self._reader = reader
         self._history = history
+        self._log_starts: SingleFlight[tuple[TopicIdPartition, int, int], int] = SingleFlight(
+            lambda key: f"looking where {key[0]} begins was cancelled"
+        )
+        self._ending: set[asyncio.Task[None]] = set()
+        """Reads that were cancelled, and wait for a thread of the store."""
 
     async def read(
         self,
@@ -113,12 +120,18 @@ class PartitionReads:
             return (due_at if any(read.held for read in reads) else deadline) - now()
 
         late = await unfinished_reads(tasks, reads, left_seconds)
-        try:
-            await cancelled(late)
-        except BaseException:
-            for read in reads:
-                read.close()
-            raise
+        for task in late:
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        if late:
+            try:
+                # A call of a file store ends only when its thread does, and no client waits for a hung disk.
+                await asyncio.wait(late, timeout=_ENDING_SECONDS)
+            except BaseException:
+                for read in reads:
+                    read.close()
+                raise
         return reads
 
     async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
@@ -166,14 +179,21 @@ class PartitionReads:
         """Return where a log begins; -1 if its history, which the read does not need, is not known soon."""
         if manifest.start_offset == 0:
             return 0
+        place = (manifest.partition, manifest.start_offset, manifest.deleted_before)
+        # A cancelled call of a file store would wait for its thread. So the look goes on without this read.
+        look = self._log_starts.join(place, lambda: self._log_start(manifest)).task
+        await asyncio.wait({look}, timeout=_HISTORY_SECONDS)
+        return look.result() if look.done() else -1
+
+    async def _log_start(self, manifest: PartitionManifest) -> int:
+        """Return where a log begins; -1 if its history cannot be read now."""
         try:
-            async with asyncio.timeout(_HISTORY_SECONDS):
-                parts = await self._history.parts(
-                    manifest.partition,
-                    start_offset=manifest.start_offset,
-                    deleted_before=manifest.deleted_before,
-                )
-        except (TieringError, TimeoutError):
+            parts = await self._history.parts(
+                manifest.partition,
+                start_offset=manifest.start_offset,
+                deleted_before=manifest.deleted_before,
+            )
+        except TieringError:
             return -1
         return parts[0].start_offset if parts else manifest.start_offset
 

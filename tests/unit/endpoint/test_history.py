@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 from kio.schema.errors import ErrorCode
 
+from tests.fakes.archive import archive_in
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.support.archive_endpoints import (
     EARLIEST,
     LATEST,
@@ -16,12 +21,16 @@ from tests.support.archive_endpoints import (
     fetched,
     listed,
 )
+from tieringd.endpoint.fetch_answers import PartitionReads
+from tieringd.endpoint.served_manifests import ServedPartitions
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.formats.object_keys import TopicKey, data_key, history_link_key
 from tieringd.formats.record_batch import parse_header
+from tieringd.storage.threads import in_thread
 
 OLD_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+HUNG_SECONDS = 20
 
 
 def key_of(writer):
@@ -29,9 +38,29 @@ def key_of(writer):
     return TopicKey(one.cluster, one.topic, one.topic_id)
 
 
+class HungDisk(MemoryStore):
+    """A store whose reads of one object end only when a thread does, as those of a file store."""
+
+    def __init__(self):
+        super().__init__()
+        self.hung_key = ""
+        self.goes_on = threading.Event()
+
+    async def get(self, key):
+        """Return an object whole."""
+        if key == self.hung_key:
+            await in_thread(self.goes_on.wait, HUNG_SECONDS)
+        return await super().get(key)
+
+
 @pytest.fixture
 async def joined(tmp_path, archive):
     """Give the writers of an old archive, of a topic whose id is another's now, and of the new one."""
+    return await join(tmp_path, archive)
+
+
+async def join(tmp_path, archive):
+    """Archive an old topic of six records, and a new one of three that goes on from it."""
     old = LogWriter(tmp_path / "old", "before")
     old.begin_epoch(37)
     old.closed_segment(), old.closed_segment()
@@ -71,6 +100,43 @@ async def test_history_that_is_away_leaves_the_log_start_unknown(joined, archive
         assert (found.error_code, found.log_start_offset) == (ErrorCode.none, -1)
         assert parse_header(found.records).base_offset == 6
         assert (await fetched(client, "orders", 6)).log_start_offset == 0
+
+
+async def test_disk_that_hangs_under_the_history_holds_up_no_records_of_the_new_archive(tmp_path):
+    """The read of the history goes on, and a later Fetch tells where the log begins."""
+    store = HungDisk()
+    archive = archive_in(store)
+    _, new = await join(tmp_path, archive)
+    async with asking(archive, tmp_path / "state") as client:
+        await listed(client, "orders", LATEST)
+        store.hung_key = history_link_key(key_of(new))
+        now = asyncio.get_running_loop().time
+        begun_at = now()
+        found = await fetched(client, "orders", 6)
+        assert (found.error_code, found.log_start_offset) == (ErrorCode.none, -1)
+        assert parse_header(found.records).base_offset == 6
+        assert now() - begun_at < HUNG_SECONDS / 2
+        store.goes_on.set()
+        while (await fetched(client, "orders", 6)).log_start_offset != 0:
+            assert now() - begun_at < HUNG_SECONDS
+
+
+async def test_read_of_the_history_ends_at_its_deadline_although_the_disk_hangs(tmp_path):
+    """Its client is answered. The read ends when the disk does."""
+    store = HungDisk()
+    archive = archive_in(store)
+    _, new = await join(tmp_path, archive)
+    partitions = ServedPartitions(archive.manifests, interval_seconds=60)
+    reads = PartitionReads(partitions, reader=None, history=archive.history)
+    store.hung_key = history_link_key(key_of(new))
+    begun_at = asyncio.get_running_loop().time()
+    (read,) = await reads.read(
+        [(new.identified, 3)], with_records=True, due_at=begun_at, deadline=begun_at + 0.3
+    )
+    assert read.held is None
+    assert asyncio.get_running_loop().time() - begun_at < HUNG_SECONDS / 2
+    store.goes_on.set()
+    await partitions.close()
 
 
 async def test_offsets_and_times_are_those_of_both(joined, archive, tmp_path):
