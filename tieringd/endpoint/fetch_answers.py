@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -132,6 +133,11 @@ class PartitionReads:
                 for read in reads:
                     read.close()
                 raise
+            finally:
+                for task, read in zip(tasks, reads, strict=True):
+                    if not task.done():
+                        # No response takes what it may still get.
+                        task.add_done_callback(partial(_close, read))
         return reads
 
     async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
@@ -196,6 +202,10 @@ class PartitionReads:
         except TieringError:
             return -1
         return parts[0].start_offset if parts else manifest.start_offset
+
+
+def _close(read: PartitionRead, _: asyncio.Task[None]) -> None:
+    read.close()
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from uuid import UUID
 
 import pytest
@@ -518,7 +518,7 @@ class HugeBatch:
     async def hold(self, manifest, offset):
         return self
 
-    def take(self, *, size_bytes_max, needs_a_batch):
+    def take(self, *, size_bytes_max, needs_a_batch, before_offset):
         return ArchivedBatches(1 << 31, self.close, 3, FileSlice(0, 0, 1 << 31))
 
     def close(self):
@@ -567,20 +567,23 @@ class EarlyAndLate:
 
     def __init__(self):
         self.chunks = []
-        self.may_end = asyncio.Event()
+        self.is_ended, self.may_end = asyncio.Event(), asyncio.Event()
 
     async def hold(self, manifest, offset):
         is_late = bool(self.chunks)
         self.chunks.append(HugeBatch())
         chunk = self.chunks[-1]
         while is_late and not self.may_end.is_set():
-            with suppress(asyncio.CancelledError):
+            try:
                 await self.may_end.wait()
+            except asyncio.CancelledError:
+                self.is_ended.set()
         return chunk
 
 
-async def test_client_that_leaves_while_late_reads_end_leaves_nothing_open(writer, archive):
-    """The response was due, and the reads that are not over were being ended."""
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_late_reads_that_are_ended_leave_nothing_open(writer, archive, is_gone):
+    """The client leaves while they are ended, or has its response before they have."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     partitions = ServedPartitions(archive.manifests, interval_seconds=30.0, at_once=3)
@@ -591,12 +594,18 @@ async def test_client_that_leaves_while_late_reads_end_leaves_nothing_open(write
             wanted, with_records=True, due_at=now + 0.2, deadline=now + 60
         )
     )
-    await asyncio.sleep(0.4)
+    await reader.is_ended.wait()
     assert [chunk.closed for chunk in reader.chunks] == [0, 0]
-    reading.cancel()
-    await asyncio.sleep(0)
+    if is_gone:
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    else:
+        for one in await reading:
+            one.close()
+    assert sorted(chunk.closed for chunk in reader.chunks) == [0, 1]
     reader.may_end.set()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert [chunk.closed for chunk in reader.chunks] == [1, 1]
     await partitions.close()
