@@ -20,7 +20,7 @@ import structlog
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.observer import BrokerSnapshot, Observation
 from tieringd.archiving.operator_desk import LeftDecisions
-from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
+from tieringd.errors import STORE_FAULTS, CorruptDataError, StorageUnavailable, TieringError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
@@ -93,7 +93,8 @@ class FollowedManifests:
                 log.error("followed manifest is damaged", partition=str(partition), error=str(error))  # noqa: TRY400 its text is enough
             except TieringError as error:
                 failed.append((partition, error))
-                failed_in_a_row += 1
+                # A final answer, as for a topic that may not be read, is about one manifest.
+                failed_in_a_row += isinstance(error, StorageUnavailable)
                 if failed_in_a_row == FAILURES_IN_A_ROW:
                     break
                 continue

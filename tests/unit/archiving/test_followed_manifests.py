@@ -204,3 +204,12 @@ async def test_follower_passes_over_a_damaged_manifest(followed_manifests, manif
     manifests.faults.clear()
     await followed_manifests.step([PARTITION, TWO])
     assert followed_manifests.take(PARTITION) is not None
+
+
+async def test_topic_that_may_not_be_read_holds_up_no_other(manifests, clock):
+    """A final answer is about one manifest: a step goes on after many of them."""
+    followed = FollowedManifests(manifests, steady_ms=clock)
+    denied = [replace(PARTITION, topic="a", partition=number) for number in range(50)]
+    others = [replace(PARTITION, topic="b", partition=number) for number in range(20)]
+    manifests.faults = {one: StorageDenied("denied") for one in denied}
+    assert await followed.step([*denied, *others]) == len(others)
