@@ -189,7 +189,7 @@ class Archiver(LeadershipLogger):
             now_ms=clock,
         )
         self._lineage_wait = ""
-        """Why the last step did nothing, if it waited for the archive's lineage."""
+        """Why the last step that got so far did nothing, if it waited for the archive's lineage."""
         self._holes = HoleWatch()
         self._uploader = Uploader(leadership, remote_log)
         self._quarantine = Quarantine(leadership.partition, metrics=metrics)
@@ -292,7 +292,8 @@ class Archiver(LeadershipLogger):
         trim.
         """
         self._trimmer.request_space(next_offset, age_ms=age_ms)
-        self._uploader.withdraw_waiting()
+        if not self._trimmer.is_paused:
+            self._uploader.withdraw_waiting()
         self._rests_on = None
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:
@@ -344,7 +345,6 @@ class Archiver(LeadershipLogger):
                 # the reading of the manifest.
                 self._publish(self.last_manifest, seen)
             raise
-        self._lineage_wait = result.waits_because if result.waits_for_lineage else ""
         if result.waits_for_lineage:
             self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))
         return result
@@ -369,6 +369,8 @@ class Archiver(LeadershipLogger):
         stored = await self._begin_lower(stored, seen)
         self._report_coverage(stored.existing, seen)
         stored, waits_because = await self._lineage.keep(stored, seen, new_holes=self._holes.new)
+        # Noted here, because the rest of the step may fail for as long as the store is away.
+        self._lineage_wait = waits_because
         if waits_because:
             left = self._publish(stored.existing, seen)
             return StepResult(
@@ -384,14 +386,13 @@ class Archiver(LeadershipLogger):
         slices = self._quarantine.passes(plan.slices)
 
         gap, plan_holds = self._gaps.missing(plan, seen)
-        uploaded, gaps, failure = 0, 0, None
-        trimmed = expired = 0
+        uploaded, gaps, expired = 0, 0, 0
         needs_room = self._trimmer.cloud_gc_offset is not None
-        if needs_room:
-            stored, trimmed = await self._trim(stored, seen)
+        stored, trimmed, failure = await self._trim_for_room(stored, seen)
         if plan_holds and not trimmed:
             # A trim makes the observation obsolete, so the uploads wait for the next one.
-            stored, uploaded, gaps, failure = await self._upload(stored, gap, slices, seen)
+            stored, uploaded, gaps, upload_failure = await self._upload(stored, gap, slices, seen)
+            failure = upload_failure or failure
         if not needs_room and (failure is None or isinstance(failure, _STORE_ERRORS)):
             # Durable segments may be trimmed even when the upload failed at the store: a full or
             # unreachable store makes local room more urgent.
@@ -424,6 +425,24 @@ class Archiver(LeadershipLogger):
             fault=self.quarantine_fault,
             needs_another_scan=bool(plan.slices) and not plan_holds,
         )
+
+    async def _trim_for_room(
+        self, stored: StoredManifest, seen: Observation
+    ) -> tuple[StoredManifest, int, TieringError | None]:
+        """
+        Trim before the uploads, if the disk needs room.
+
+        Returns the stored manifest, the number of segments, and an error to raise after the uploads: requests
+        for room come again and again, and it is uploads that make room in the end.
+        """
+        if self._trimmer.cloud_gc_offset is None:
+            return stored, 0, None
+        try:
+            return *await self._trim(stored, seen), None
+        except FencedError:
+            raise
+        except TieringError as error:
+            return self._claim.newest(stored), 0, error
 
     async def _trim(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """Trim what is durable; return the stored manifest after that, and the number of segments."""

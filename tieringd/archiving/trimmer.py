@@ -33,6 +33,7 @@ from tieringd.errors import (
     LocalFileError,
     ObjectNotFound,
     RetryableError,
+    StorageDenied,
     StorageError,
     StorageUnavailable,
     TieringError,
@@ -61,8 +62,8 @@ PUT_OFF_MS = 60_000
 """How long a trim that did not happen for a reason that passes waits, if nothing else brings another step."""
 DIFFERS_MS = 3_600_000
 """
-How long a file that differs from its stored copy, or whose copy is damaged, is not read again. A trim of it
-may be due in each round, and a file may have a gigabyte.
+How long a file that differs from its stored copy, or whose copy is damaged or may not be read, is not read
+again. A trim of it may be due in each round, and a file may have a gigabyte.
 """
 STALE_SCAN_SECONDS = 60.0
 """
@@ -219,7 +220,7 @@ class Trimmer(PartitionLogger):
         """Whether the last trim did not happen for a reason that passes by itself, as a broker's refusal."""
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._differs: tuple[TrimCandidate, int] | None = None
-        """The last candidate with other bytes than its copy, or a damaged copy, and until when it counts."""
+        """The last candidate with other bytes than its copy, or no such copy, and until when it counts."""
         self._blocking: LocalSegment | None = None
         """The segment that ended the last comparison: it differs from its stored copy, or is not readable."""
         self._denied_until_ms = 0
@@ -251,6 +252,11 @@ class Trimmer(PartitionLogger):
         return self._steady_ms() <= request[1]
 
     @property
+    def is_paused(self) -> bool:
+        """Say whether no trim is tried at present, because the broker has just refused one."""
+        return self._steady_ms() < self._denied_until_ms
+
+    @property
     def obstacle(self) -> TrimObstacle | None:
         """Return what ended the last trim and will end the next; None if nothing did. Any thread may ask."""
         blocking = self._blocking
@@ -270,7 +276,7 @@ class Trimmer(PartitionLogger):
         """Trim what *manifest*, which is in the bucket, allows; return the number of segments trimmed."""
         self.held_bytes = 0
         self._forget_gone(seen)
-        if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
+        if self.is_paused or self._is_older_than_last_trim(seen):
             return 0
         self.is_put_off = False
         return 0 if _lacks_head(seen) else await self._trim(manifest, seen)
@@ -458,6 +464,15 @@ class Trimmer(PartitionLogger):
         except (LocalFileError, StorageUnavailable, ObjectNotFound) as error:
             self.is_put_off = True
             self._log.warning("segment cannot be compared before a trim", error=str(error))
+            return False
+        except StorageDenied as error:
+            self._differs = candidate, self._steady_ms() + DIFFERS_MS
+            self._log.error(
+                "stored copy of a local segment may not be read; the segment is not trimmed",
+                base_offset=local.base_offset,
+                path=local.path,
+                error=str(error),
+            )
             return False
         except CorruptDataError as error:
             # Nothing proves that the archive has these bytes. The rest of the step does not need the proof.

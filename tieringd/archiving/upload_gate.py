@@ -233,6 +233,9 @@ class UploadGate:
             # Before the next one begins: otherwise its time would count as a moment without uploads.
             self.on_quiet()
         self._admit(now)
+        if not self._line.requests and not self._uploads_in_flight:
+            # Not where all that waits is withdrawn, as for a trim: it asks again soon.
+            self._line.forget_turns()
 
     def _admit(self, now: float) -> None:
         """Let uploads begin that may begin now, and set a timer for when that changes with time alone."""
@@ -241,8 +244,6 @@ class UploadGate:
             if request is None:
                 break
             self._begin(request, now)
-        if not self._line.requests and not self._uploads_in_flight:
-            self._line.forget_turns()
         self._count_held(now)
         self._held_by = self._why_held(now)
         self._set_timer()

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import archiver_of, observed
+from tests.fakes.archive import archived, archiver_of, observed
+from tests.fakes.broker import FakeBroker
 from tests.fakes.daemons import Daemon
+from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.claim import OFFER_SECONDS, ended
-from tieringd.errors import RetryableError
+from tieringd.errors import BucketNotFound, RetryableError, StorageDenied, StorageUnavailable
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload_control import UploadPace
 
@@ -194,3 +196,103 @@ async def test_offer_waits_no_longer_than_its_time(writer, archiver, store):
     assert now() - begun == pytest.approx(OFFER_SECONDS)
     assert (await step).uploaded == 1
     assert stored_manifest(store, writer).allowed_local_start_offset is None
+
+
+async def test_wait_for_the_lineage_is_no_obstacle_once_it_is_over(writer, archive, store, broker, clock):
+    """The rest of a step may fail for as long as the store is away, and durable segments may go meanwhile."""
+    for _ in range(3):
+        writer.closed_segment()
+    await archived(writer, archive)
+    archiver = archiver_of(writer, archive, broker, leader_epoch=4, now_ms=clock)
+    assert (await archiver.step(observed(writer))).waits_for_lineage
+    assert archiver.trim_obstacle is not None
+    writer.begin_epoch(4)
+    writer.closed_segment()
+    writer.closed_segment()
+    store.fail_next("put", lambda: StorageUnavailable("away"), times=60)
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(observed(writer))
+    assert archiver.trim_obstacle is None
+
+
+async def test_stored_copy_that_may_not_be_read_holds_no_upload_up(tmp_path, store, archive, clock):
+    """A trim that comes first, for a full disk, may fail; uploads make room in the end."""
+    first, second = LogWriter(tmp_path / "first"), LogWriter(tmp_path / "second")
+    for writer, rolled_after in ((first, {1, 3, 5}), (second, {0, 2, 4, 5})):
+        for record in range(6):
+            writer.append()
+            if record in rolled_after:
+                writer.roll()
+    await archived(first, archive)
+    second.begin_epoch(1)
+    archiver = archiver_of(second, archive, FakeBroker(second), now_ms=clock)
+    await archiver.step(observed(second))
+    second.closed_segment()
+    for operation in ("get", "get_range"):
+        store.fail_next(operation, lambda: StorageDenied("the object is in an archive tier"), times=100)
+    archiver.request_space(second.bases[-1])
+    await archiver.step(observed(second))
+    assert stored_manifest(store, second).next_offset == second.bases[-1]
+    assert archiver.trim_obstacle is not None
+
+
+async def test_trim_that_fails_first_holds_no_upload_up(writer, archive, archiver, store):
+    """The error comes after the uploads, as it does where the trim comes last."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    # The record of the trim is refused, and the upload's commit is not.
+    store.fail_next("put", lambda: BucketNotFound("gone"))
+    archiver.request_space(writer.bases[-1])
+    with pytest.raises(BucketNotFound):
+        await archiver.step(observed(writer))
+    assert bases(store, writer) == writer.bases[:-1]
+
+
+@virtually
+async def test_requests_for_room_leave_each_partition_its_turn(tmp_path, store, writers):
+    """What leaves the queue for a trim and asks again has its place, and the largest backlog does not win."""
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        for writer in writers:
+            writer.closed_segment()
+        await daemon.round()
+        await daemon.round()
+        before = {name: len(found) for name, found in daemon.archived().items()}
+        limit_uploads(daemon.archive)
+        for count, writer in zip((8, 4, 4), writers, strict=True):
+            for _ in range(count):
+                writer.closed_segment()
+        for number in range(450):
+            if number % 9 == 0:
+                writers[0].closed_segment()
+            if number % 3 == 0:
+                for writer in writers:
+                    daemon.reconciler.request_space(Leadership(writer.identified, 0), writer.bases[1])
+            await daemon.round()
+        uploaded = {name: len(found) - before[name] for name, found in daemon.archived().items()}
+        assert min(uploaded.values()) >= 4
+
+
+@virtually
+async def test_request_for_room_in_the_pause_after_a_refusal_takes_no_upload_out_of_the_queue(
+    writer, archive, archiver, broker
+):
+    """The next step would try no trim, and the uploads would wait as if they had come last."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    broker.denied.add("orders")
+    archiver.request_space(writer.bases[-1])
+    await archiver.step(observed(writer))
+    limit_uploads(archive)
+    for _ in range(4):
+        writer.closed_segment()
+    step = asyncio.create_task(archiver.step(observed(writer)))
+    await settle()
+    waiting = archive.gate.waiting_uploads
+    assert waiting
+    archiver.request_space(writer.bases[-1])
+    await settle()
+    assert archive.gate.waiting_uploads == waiting
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
