@@ -608,12 +608,4 @@ GUARDS: tuple[Guard, ...] = (
         "A partition is told although the answer of its write was lost",
         worlds=NEWER_GROUPS,
     ),
-    guard(
-        "owned-is-confirmed",
-        f"{_ENDPOINT}/group_coordinator.py",
-        "if request.owned is None and self._is_known(one):",
-        "if self._is_known(one):",
-        "A member that comes back from another endpoint is not told what it has given up there",
-        worlds=NEWER_GROUPS,
-    ),
 )
