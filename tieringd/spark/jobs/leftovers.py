@@ -123,6 +123,8 @@ async def find_leftovers(
     """
     owners = OwnerLookup(bucket.store, bucket.manifests)
     found = Leftovers()
+    # Before the objects: an upload that ends meanwhile is an object by the time of their listing.
+    uploads = await _unfinished_uploads(bucket, topics, gone_over)
     named = NamedObjects()
     for owner in await at_once(list(gone_over), owners.owner, count=PARTITIONS_AT_ONCE):
         await in_thread(named.add, owner)
@@ -146,7 +148,7 @@ async def find_leftovers(
         if owner.partition not in told:
             found.faults.append(_not_gone_over(owner, strangers[owner.partition]))
     found.quarantined += [one async for one in _listed(bucket, QUARANTINED_PREFIX, topics)]
-    found.faults += await _unfinished_uploads(bucket, topics, gone_over)
+    found.faults += uploads
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.archive import archive_in, archived
 from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import StorageDenied
-from tieringd.formats.object_keys import data_key, index_key, quarantined_key
+from tieringd.formats.object_keys import QUARANTINED_PREFIX, data_key, index_key, quarantined_key
 from tieringd.spark.jobs.leftovers import SUSPECTS_TOLD_MAX, find_leftovers
 from tieringd.storage.resilient import ResilientStore
 
@@ -105,3 +105,32 @@ async def test_uploads_that_may_not_be_listed_are_a_fault(uploading, manifest):
 async def test_store_without_such_uploads_has_none():
     """An object is whole there, or not there at all."""
     assert await ResilientStore(MemoryStore()).unfinished_uploads() == []
+
+
+class Ending(Uploading):
+    """A store in which an unfinished upload ends once all objects were listed."""
+
+    async def unfinished_uploads(self) -> list[str]:
+        """Return the keys of unfinished uploads."""
+        return list(self.unfinished)
+
+    async def list_page(self, prefix, *, start_after=None, limit=1000):
+        """Return a page, and end the uploads after the last listing."""
+        page = await super().list_page(prefix, start_after=start_after, limit=limit)
+        while prefix.startswith(QUARANTINED_PREFIX) and self.unfinished:
+            self.add(self.unfinished.pop(), b"merged")
+        return page
+
+
+async def test_upload_that_ends_during_the_search_is_a_fault(writer):
+    """It is no object when the objects are listed, and no upload any more after that."""
+    store = Ending()
+    for _ in range(2):
+        writer.append(b"value", keys=[b"key"])
+        writer.roll()
+    manifest = await archived(writer, archive_in(store))
+    key = name_of(manifest, last_offset=1)
+    store.unfinished = [key]
+    fault, _ = await faults_of(store, manifest)
+    assert key in fault
+    assert key in store.objects
