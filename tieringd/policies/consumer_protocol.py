@@ -77,7 +77,7 @@ def consumer_heartbeat(
             was not told of it.
     """
     member_id = request.member.member_id
-    error = _fault(group, request, limits)
+    error = _fault(group, request, limits, is_again=is_again)
     if error is not GroupError.NONE:
         return Step(group, HeartbeatReply(error))
     if request.epoch in {LEAVES, LEAVES_FOR_A_WHILE}:
@@ -97,7 +97,9 @@ def consumer_heartbeat(
     return Step(changed, HeartbeatReply(GroupError.NONE, consumer.epoch, assigned))
 
 
-def _fault(group: ConsumerGroup, request: ConsumerHeartbeat, limits: GroupLimits) -> GroupError:
+def _fault(
+    group: ConsumerGroup, request: ConsumerHeartbeat, limits: GroupLimits, *, is_again: bool
+) -> GroupError:
     member_id, instance_id = request.member.member_id, request.member.instance_id
     if group.members and not group.is_newer:
         return GroupError.GROUP_ID_NOT_FOUND
@@ -107,10 +109,13 @@ def _fault(group: ConsumerGroup, request: ConsumerHeartbeat, limits: GroupLimits
     if request.epoch == JOINS:
         return _fault_of_join(group, request, limits)
     if known is None or known.consumer is None:
-        return GroupError.UNKNOWN_MEMBER_ID
+        has_left = is_again and request.epoch in {LEAVES, LEAVES_FOR_A_WHILE}
+        return GroupError.NONE if has_left else GroupError.UNKNOWN_MEMBER_ID
     if known.instance_id != instance_id and instance_id is not None:
         return GroupError.FENCED_INSTANCE_ID
-    return GroupError.NONE if request.epoch < 0 else _fault_of_epoch(known.consumer, request)
+    return (
+        GroupError.NONE if request.epoch < 0 else _fault_of_epoch(known.consumer, request, is_again=is_again)
+    )
 
 
 def _fault_of_join(group: ConsumerGroup, request: ConsumerHeartbeat, limits: GroupLimits) -> GroupError:
@@ -123,13 +128,15 @@ def _fault_of_join(group: ConsumerGroup, request: ConsumerHeartbeat, limits: Gro
     return GroupError.GROUP_MAX_SIZE_REACHED if is_full or size > limits.member_bytes else GroupError.NONE
 
 
-def _fault_of_epoch(consumer: ConsumerMember, request: ConsumerHeartbeat) -> GroupError:
+def _fault_of_epoch(consumer: ConsumerMember, request: ConsumerHeartbeat, *, is_again: bool) -> GroupError:
     if request.epoch == consumer.epoch:
         return GroupError.NONE
     # The answer that told the current epoch may have been lost.
     is_before = request.epoch == consumer.previous_epoch and request.epoch < consumer.epoch
     is_inside = request.owned is not None and request.owned <= consumer.assigned
-    return GroupError.NONE if is_before and is_inside else GroupError.FENCED_MEMBER_EPOCH
+    # Decided again, the request may have moved the epoch itself, and the member is told all that it has.
+    is_own = is_again and request.owned is None
+    return GroupError.NONE if is_before and (is_inside or is_own) else GroupError.FENCED_MEMBER_EPOCH
 
 
 def _consumer_of(group: ConsumerGroup, member_id: str) -> ConsumerMember:

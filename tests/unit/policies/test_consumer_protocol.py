@@ -378,3 +378,24 @@ def test_topic_that_grows_is_seen_by_the_heartbeat_of_its_reader():
     assert beat(group, asking("b", 2), grown).group == group
     step = beat(group, asking("a", 2), grown)
     assert (step.group.generation, len(step.reply.assigned)) == (3, 6)
+
+
+def test_heartbeat_that_is_decided_again_does_not_fence_its_member():
+    """It moved the member's epoch the first time, and the answer was lost."""
+    joined = beat(ConsumerGroup("g"), asking("a", JOINS, subscribed=("orders",), owned=()))
+    grown = TOPICS | {"orders": SubscribedTopic(TOPICS["orders"].topic_id, 8)}
+    request = asking("a", joined.reply.epoch)
+    first = beat(joined.group, request, grown)
+    assert first.reply.epoch > joined.reply.epoch
+    again = beat(first.group, request, grown, is_again=True)
+    assert (again.group, again.reply) == (first.group, first.reply)
+    assert beat(first.group, request, grown).reply.error is GroupError.FENCED_MEMBER_EPOCH
+
+
+def test_member_that_has_left_may_leave_again():
+    """The answer was lost, and the request is decided again."""
+    joined = beat(ConsumerGroup("g"), asking("a", JOINS, subscribed=("orders",), owned=()))
+    left = beat(joined.group, asking("a", LEAVES))
+    again = beat(left.group, asking("a", LEAVES), is_again=True)
+    assert (again.group.members, again.reply) == (left.group.members, left.reply)
+    assert beat(left.group, asking("a", LEAVES)).reply.error is GroupError.UNKNOWN_MEMBER_ID
