@@ -124,6 +124,8 @@ class ReadablePartitions:
         self._last_led: dict[TopicIdPartition, int] = {}
         """The last leader epoch under which the broker was seen to lead each readable partition."""
         self._pins: dict[TopicIdPartition, tuple[Pin, ...]] = {}
+        self._archived: frozenset[TopicIdPartition] = frozenset()
+        """The partitions that this daemon archives, or that it would if this broker led them."""
         self._manifest_reads: dict[TopicIdPartition, _ManifestRead] = {}
         self._deletions = NotedDeletions({}, now=now)
         self._unseen_until: dict[PartitionName, float] = {}
@@ -262,11 +264,10 @@ class ReadablePartitions:
             read = await self._read_manifest(partition, read)
         manifest = read.stored.manifest
         if manifest is None:
-            if await self._history.precedes(partition):
+            if partition in self._archived and await self._history.precedes(partition):
                 # The broker's log begins behind that history. Its own answer would have a client skip it.
                 raise StorageUnavailable(
-                    f"{partition} continues an older archive, and its own manifest is not stored yet",
-                    hint="If this persists, check that the topic is archived: `tieringd status`",
+                    f"{partition} continues an older archive, and its own manifest is not stored yet"
                 )
             return None
         hidden = self._hidden_in(manifest, partition)
@@ -369,6 +370,7 @@ class ReadablePartitions:
             return
         self._snapshot = snapshot
         self._leaderships = {one.partition: one for one in snapshot.wanted}
+        self._archived = frozenset((*self._leaderships, *(one.partition for one in snapshot.followed)))
         self._seen, self._by_name, self._local = set(), {}, {}
         for local in snapshot.local:
             topic, number = local.topic_partition.topic, local.topic_partition.partition

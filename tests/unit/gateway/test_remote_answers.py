@@ -1436,6 +1436,23 @@ async def test_history_is_not_passed_over_before_the_first_claim(tmp_path, parti
 
 
 @virtually
+async def test_restored_topic_that_is_not_archived_has_the_broker_s_answers(tmp_path, store):
+    """No claim ever comes, so a client that waited for one could not read the log that there is."""
+    old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
+    old.closed_segment()
+    await archived(old, archive_in(store))
+    new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+    new.closed_segment()
+    daemon = Daemon(tmp_path / "new", store, [new])
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    old_key = TopicKey(CLUSTER, "orders", old.identified.topic_id)
+    await daemon.archive.history.link(HistoryLink(TopicKey(CLUSTER, "orders", TOPIC_ID), old_key, ((0, 3),)))
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.fetch(1) == {}
+        assert await behind.listed(EARLIEST) is None
+
+
+@virtually
 async def test_old_archive_that_is_away_costs_the_new_one_nothing(tmp_path, store):
     """The old archive is asked only for what lies before the new one."""
     new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
