@@ -96,12 +96,12 @@ class _Answer:
     is_short: bool = False
     """Whether a partition has no records because there was no room for them in memory."""
 
-    def add(self, batches: ArchivedBatches) -> None:
-        """Add the batches of one more partition."""
+    def add(self, batches: ArchivedBatches, *, is_in_memory: bool) -> None:
+        """Add the batches of one more partition. The few bytes of a passage do not count as in memory."""
         self.taken.append(batches)
         self.left_bytes = max(0, self.left_bytes - batches.size_bytes)
         self.needs_a_batch = self.needs_a_batch and not batches.size_bytes
-        if batches.data is not None:
+        if is_in_memory:
             self.in_memory_bytes += batches.size_bytes
 
     def close(self) -> None:
@@ -247,6 +247,7 @@ class RemoteAnswers:
             # What follows is the broker's: after an unclean election its log may have other records there.
             log_start = read.found.bounds.log_start_offset if read.found.bounds else 0
             before_offset = log_start if asked.fetch_offset < log_start else math.inf
+            is_in_memory = read.takes_memory
             batches, has_room = self._take(answer, read, size_bytes_max, before_offset)
             if batches.size_bytes and batches.next_offset > log_end_offset:
                 batches.close()
@@ -258,7 +259,7 @@ class RemoteAnswers:
             if batches.size_bytes:
                 source = Source.STORE if read.waited_for else Source.CACHE
                 answer.counts.append((read.found.manifest.partition.topic, source, batches.size_bytes))
-            answer.add(batches)
+            answer.add(batches, is_in_memory=is_in_memory)
             # The broker found the offset out of range, so its own log begins after it.
             log_start_offset = self._log_starts.known_log_start(*key, asked.fetch_offset + 1)
             answer.partitions[key] = _replacement(
