@@ -309,14 +309,26 @@ class Pinner:
         is_pinned_here = any(not pin.is_stray for pin in (*_in(directory, kept), *same))
         if local_log.segments and (plan.make or is_pinned_here):
             self._note(directory, local_log)
-        unmade = [one for one in plan.make if not _make_pin(directory, local_log, one, same)]
+        unmade: list[LocalSegment] = []
+        failures: list[LocalFileError] = []
+        for segment in plan.make:
+            try:
+                is_made = _make_pin(directory, local_log, segment, same)
+            except LocalFileError as error:
+                failures.append(error)
+                is_made = False
+            if not is_made:
+                unmade.append(segment)
+        if failures:
+            # Once for all: on a full disk each of many segments fails alike.
+            self._count_failure(failures[0])
         before = (*same, *aside, *elsewhere)
         stay = without_successor(before, unmade)
-        self._release(partition, [pin for pin in before if pin not in stay])
         for pin in aside:
             if pin in stay:
                 _report_aside(partition, pin)
-        if plan.make:
+        self._release(partition, [pin for pin in before if pin not in stay])
+        if plan.make and not failures:
             # The broker may have deleted all of these since the scan: then there is nothing to note.
             directory.tidy(partition)
         return stay

@@ -214,6 +214,43 @@ async def test_pin_of_a_grown_active_segment_that_is_durable_in_part_stays(pinne
     assert contents(one.segment for one in pinner.pins_of(writer.partition).pins) == [data]
 
 
+async def test_pins_that_are_set_aside_are_named_where_what_replaces_them_cannot_be_pinned(
+    pinner, writer, root, metrics
+):
+    """A full disk may take no link. Other segments are pinned all the same, and the failure counts once."""
+    await step(pinner, writer)
+    data = writer.data_of(0)
+    writer.compact(0, 3)
+    writer.closed_segment()
+    writer.closed_segment()
+    directory = root / f"{writer.name}_{writer.partition.topic_id}"
+    obstacles = [directory / f"{base:020d}-{end:020d}.index" for base, end in ((0, 6), (9, 12))]
+    for path in obstacles:
+        path.mkdir()
+    with capture_logs() as lines:
+        await step(pinner, writer)
+    assert [line["base_offset"] for line in lines if "set aside" in line["event"]] == [0, 3]
+    (failure,) = [line for line in lines if line["event"].startswith("pin failed")]
+    assert str(writer.log_path(0)) in failure["error"]
+    assert value(metrics, "pin_failures_total") == 1
+    assert value(metrics, "stray_pins") == 2
+    found = pinner.pins_of(writer.partition).pins
+    assert [(one.segment.base_offset, one.is_stray) for one in found] == [
+        (0, True),
+        (3, True),
+        (6, False),
+        (12, False),
+    ]
+    assert contents(one.segment for one in found[:1]) == [data]
+
+    for path in obstacles:
+        path.rmdir()
+    with capture_logs() as lines:
+        await step(pinner, writer)
+    assert lines == []
+    assert [base for base, _ in held(pinner, writer)] == [0, 0, 3, 6, 9, 12]
+
+
 async def test_pin_of_a_cleaned_segment_stays_where_the_broker_deletes_the_new_file(pinner, writer, metrics):
     """What replaces a pin may be gone when the step begins. Nothing shows that a cleaner wrote it."""
     await step(pinner, writer)
