@@ -39,7 +39,7 @@ from typing import Final
 from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
 from tieringd.broker.segment_file import end_by_headers
-from tieringd.errors import ConfigError, CorruptDataError, LocalFileError
+from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
@@ -294,7 +294,10 @@ def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
     Return *found* with the ends that pins of active segments have by now, where *log* lacks their files.
 
     *log* was read after *found*, so a file that it lacks is appended to no more. Only the files that the log
-    lacks are read. Where a header is damaged, the end stays that of the name: the upload reports the damage.
+    lacks are read.
+
+    Where a file is damaged, its end is not known. The pin ends past the damage, so it is not durable before
+    the upload has come there and has reported it.
 
     Raises:
         LocalFileError: A pin cannot be read, or is gone.
@@ -306,7 +309,9 @@ def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
     def ended(one: PinnedLog) -> PinnedLog:
         # Two filesystems number their files alike.
         pins = tuple(
-            _ended(pin) if pin.is_open and (one.is_elsewhere or pin.segment.inode not in inodes) else pin
+            _ended(pin, log_start=log.first_offset)
+            if pin.is_open and (one.is_elsewhere or pin.segment.inode not in inodes)
+            else pin
             for pin in one.pins
         )
         return replace(one, pins=pins)
@@ -314,22 +319,24 @@ def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
     return replace(ended(found), elsewhere=tuple(ended(one) for one in found.elsewhere))
 
 
-def _ended(pin: Pin) -> Pin:
+def _ended(pin: Pin, *, log_start: int | None) -> Pin:
     path = pin.segment.path
     with named_errors(path, "be read"):
         status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
     # The file may have grown since it was listed.
     segment = replace(pin.segment, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
-    try:
-        next_offset = _end_of_file(segment)
-    except CorruptDataError:
-        return replace(pin, segment=segment)
-    return replace(pin, segment=replace(segment, next_offset=next_offset))
+    end, is_whole = _end_of_file(segment)
+    if not is_whole:
+        end = max(_end_in_name(path), end + 1)
+        if log_start is not None and log_start > segment.base_offset:
+            # A pin that reaches into the log would be passed over. Its file ends there at the latest.
+            end = min(end, log_start)
+    return replace(pin, segment=replace(segment, next_offset=end))
 
 
 @lru_cache(maxsize=_REMEMBERED_ENDS)
-def _end_of_file(segment: LocalSegment) -> int:
-    """Return where a file ends by its headers. Each scan asks, for as long as a store is away."""
+def _end_of_file(segment: LocalSegment) -> tuple[int, bool]:
+    """Return what `end_by_headers` does. Each scan asks, for as long as a store is away."""
     return end_by_headers(segment)
 
 

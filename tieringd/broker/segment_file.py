@@ -183,13 +183,14 @@ def positions_of(fd: int, segment: LocalSegment, offsets: Sequence[int]) -> tupl
     return (*found, *(walk.position for _ in offsets[len(found) :]))
 
 
-def end_by_headers(segment: LocalSegment) -> int:
+def end_by_headers(segment: LocalSegment) -> tuple[int, bool]:
     """
-    Return the offset after the last whole batch of a segment's `.log`; its base offset if it has none.
+    Return the offset after the last whole batch of a segment's `.log`, and whether the file ends there.
+
+    The offset is the base offset if there is no batch. The walk ends at a header that is impossible, out of
+    order or of an old format, and at a batch that is not whole.
 
     Raises:
-        OldMagicError: The segment holds message format v0 or v1.
-        CorruptDataError: A header is impossible or out of order.
         LocalFileError: The file cannot be read, or is shorter than before.
     """
     file = OpenSegment.open(segment)
@@ -199,9 +200,11 @@ def end_by_headers(segment: LocalSegment) -> int:
         )
         for _ in walk.batches():
             pass
+    except CorruptDataError:
+        return walk.next_offset, False
     finally:
         file.close()
-    return walk.next_offset
+    return walk.next_offset, walk.ended_by is EndedBy.END_OF_FILE
 
 
 def is_inside_batch(segment: LocalSegment, offset: int) -> bool:

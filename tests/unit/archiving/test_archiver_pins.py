@@ -9,7 +9,8 @@ import pytest
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in, written_below
 from tieringd.broker.pins import PinDirectory, with_true_ends
-from tieringd.policies.pinning import judged
+from tieringd.policies.pinning import judged, plan_pins
+from tieringd.policies.upload_plan import UploadLimits
 
 if TYPE_CHECKING:
     from tieringd.archiving.observer import Observation
@@ -139,3 +140,31 @@ async def test_pin_of_a_segment_that_was_rolled_before_its_end_was_asked_is_arch
     # The broker deleted the next segment before a scan saw it closed.
     assert [(one.base_offset, one.last_offset) for one in manifest.segments] == [(0, 2)]
     assert await values_in(archive, manifest) == written_below(writer, 3)
+
+
+@pytest.mark.parametrize("durable_end", [3, 6])
+async def test_damage_in_a_pin_of_a_grown_active_segment_is_reported(
+    writer, pinned, archive, broker, durable_end
+):
+    """What lies before the damage may be durable, in part or all of it. The rest is not taken for durable."""
+    for _ in range(3):
+        writer.append()
+    pinned.pin_open(replace(writer.local_log().segments[-1], next_offset=3))
+    writer.high_watermark = durable_end
+    archiver = archiver_of(writer, archive, broker, limits=UploadLimits(max_interval_ms=0))
+    await archiver.step(observed(writer))
+    assert archiver.manifest.next_offset == durable_end
+    writer.high_watermark = None
+    size_bytes = len(writer.data_of(0)) // 3
+    writer.roll()
+    with writer.log_path(0).open("r+b") as file:
+        file.seek(2 * size_bytes + 8)
+        file.write(b"\xff\xff\xff\xff")
+    pinned.delete()
+
+    seen = pinned.observed()
+    assert [one.next_offset for one in seen.uploadable.segments] == [7, None]
+    assert plan_pins(seen.log, seen.pins, next_offset=durable_end).release == ()
+    await archiver.step(seen)
+    assert archiver.manifest.next_offset == durable_end
+    assert "impossible" in archiver.quarantine_fault

@@ -205,15 +205,36 @@ def test_pin_of_an_active_segment_goes_with_its_side_files(pins, writer, tmp_pat
     assert list((tmp_path / "pins").iterdir()) == []
 
 
-def test_damaged_pin_of_an_active_segment_keeps_the_end_of_its_name(pins, writer):
-    """An upload checks each batch, and reports what is damaged."""
-    writer.append()
-    pin = pinned_open(pins, writer, 9)
+OFFSET_BYTES = 8
+"""A batch begins with its offset, and its length follows."""
+IMPOSSIBLE_LENGTH = b"\xff\xff\xff\xff"
+LENGTH_OF_MORE_THAN_THE_FILE = b"\x00\x10\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("told_end", "damaged", "expected"),
+    [
+        pytest.param(9, (2, IMPOSSIBLE_LENGTH), 13, id="behind whole batches that the name lacks"),
+        pytest.param(9, (2, LENGTH_OF_MORE_THAN_THE_FILE), 13, id="as if a batch were torn"),
+        pytest.param(9, (0, IMPOSSIBLE_LENGTH), 9, id="before the end of the name"),
+        pytest.param(18, (2, IMPOSSIBLE_LENGTH), 15, id="in a file whose name reaches into the log"),
+        pytest.param(9, (3, IMPOSSIBLE_LENGTH), 15, id="behind the last batch"),
+    ],
+)
+def test_damaged_pin_of_an_active_segment_ends_past_the_damage(pins, writer, told_end, damaged, expected):
+    """A pin is not durable before an upload has come to the damage, and has reported it."""
+    batch, length = damaged
+    for _ in range(3):
+        writer.append()
+    pin = pinned_open(pins, writer, told_end)
+    size_bytes = len(writer.data_of(6)) // 3
     writer.roll()
     for _ in range(3):
         writer.drop_head()
-    Path(pin.segment.path).write_bytes(b"no batch, and longer than a header of one, so that it is one" * 3)
-    assert ended(pins, writer).segment.next_offset == 9
+    with Path(pin.segment.path).open("r+b") as file:
+        file.seek(batch * size_bytes + OFFSET_BYTES)
+        file.write(length)
+    assert ended(pins, writer).segment.next_offset == expected
 
 
 def test_pin_of_an_active_segment_keeps_its_mark_when_it_is_set_aside(pins, writer):
