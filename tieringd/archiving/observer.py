@@ -35,6 +35,7 @@ from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
 from tieringd.broker.log_dir import ChangeReports, LogDirScan, NoReports
 from tieringd.broker.pins import with_true_ends
+from tieringd.broker.segment_file import FileEnds
 from tieringd.config import Config, TopicConfig
 from tieringd.errors import (
     BrokerDenied,
@@ -240,6 +241,7 @@ class Observer:
         self._broker = broker
         self._metrics = metrics
         self._pinner = pinner
+        self._pin_ends = FileEnds()
         self._registry = registry
         self._manifests = manifests
         self._layout = layout
@@ -619,7 +621,7 @@ class Observer:
                 pinned = pins_of(partition)
                 local_log = read_log(partition, translations.get(partition.path, ()))
                 if pinned is not NO_PINS:
-                    pinned = with_true_ends(local_log, pinned)
+                    pinned = with_true_ends(local_log, pinned, self._pin_ends.of)
                 files.append(judged(local_log, pinned))
             except (LocalFileError, CorruptDataError) as error:
                 problems[partition.path] = str(error)
@@ -633,6 +635,7 @@ class Observer:
         # The broker was asked for its leadership before this, so these reports include all that it did to its
         # files before it led.
         self._layout.note_changes(self._reports)
+        self._pin_ends.begin_scan()
         files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
         files += await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems)
         names = (one.topic_partition for one in tiered.untiered)

@@ -30,10 +30,9 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 from tieringd.broker.local_errors import named_errors
@@ -51,7 +50,6 @@ _NAME_BYTES_MAX: Final = 255
 _DIGEST_LENGTH: Final = 32
 _NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?P<open>-open)?(?:\.log|-\d+\.stray)")
 _OPEN: Final = "-open"
-_REMEMBERED_ENDS: Final = 4096
 _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
 _NEW: Final = ".new"
@@ -289,12 +287,16 @@ class PinDirectory:
         return f"{self.root}/{name}"
 
 
-def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
+def with_true_ends(
+    log: LocalLog,
+    found: PinnedLog,
+    end_of: Callable[[LocalSegment], tuple[int, bool]] = end_by_headers,
+) -> PinnedLog:
     """
     Return *found* with the ends that pins of active segments have by now, where *log* lacks their files.
 
     *log* was read after *found*, so a file that it lacks is appended to no more. Only the files that the log
-    lacks are read.
+    lacks are read, by *end_of*.
 
     Where a file is damaged, its end is not known. The pin ends past the damage, so it is not durable before
     the upload has come there and has reported it.
@@ -309,7 +311,7 @@ def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
     def ended(one: PinnedLog) -> PinnedLog:
         # Two filesystems number their files alike.
         pins = tuple(
-            _ended(pin, log_start=log.first_offset)
+            _ended(pin, end_of, log_start=log.first_offset)
             if pin.is_open and (one.is_elsewhere or pin.segment.inode not in inodes)
             else pin
             for pin in one.pins
@@ -319,25 +321,19 @@ def with_true_ends(log: LocalLog, found: PinnedLog) -> PinnedLog:
     return replace(ended(found), elsewhere=tuple(ended(one) for one in found.elsewhere))
 
 
-def _ended(pin: Pin, *, log_start: int | None) -> Pin:
+def _ended(pin: Pin, end_of: Callable[[LocalSegment], tuple[int, bool]], *, log_start: int | None) -> Pin:
     path = pin.segment.path
     with named_errors(path, "be read"):
         status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
     # The file may have grown since it was listed.
     segment = replace(pin.segment, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
-    end, is_whole = _end_of_file(segment)
+    end, is_whole = end_of(segment)
     if not is_whole:
         end = max(_end_in_name(path), end + 1)
         if log_start is not None and log_start > segment.base_offset:
             # A pin that reaches into the log would be passed over. Its file ends there at the latest.
             end = min(end, log_start)
     return replace(pin, segment=replace(segment, next_offset=end))
-
-
-@lru_cache(maxsize=_REMEMBERED_ENDS)
-def _end_of_file(segment: LocalSegment) -> tuple[int, bool]:
-    """Return what `end_by_headers` does. Each scan asks, for as long as a store is away."""
-    return end_by_headers(segment)
 
 
 def pin_root(log_dir: str, candidates: Sequence[str]) -> str:

@@ -207,6 +207,34 @@ def end_by_headers(segment: LocalSegment) -> tuple[int, bool]:
     return walk.next_offset, walk.ended_by is EndedBy.END_OF_FILE
 
 
+class FileEnds:
+    """
+    Where files end, as `end_by_headers` says. Each scan asks for the same pins, while a store is away.
+
+    What a scan asked for is kept for the next one, and dropped where that does not ask.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a file."""
+        self._before: dict[LocalSegment, tuple[int, bool]] = {}
+        self._asked: dict[LocalSegment, tuple[int, bool]] = {}
+
+    def begin_scan(self) -> None:
+        """Drop what the last scan did not ask for."""
+        self._before, self._asked = self._asked, {}
+
+    def of(self, segment: LocalSegment) -> tuple[int, bool]:
+        """
+        Return what `end_by_headers` does.
+
+        Raises:
+            LocalFileError: The file is read, and cannot be.
+        """
+        end = self._asked.get(segment) or self._before.get(segment) or end_by_headers(segment)
+        self._asked[segment] = end
+        return end
+
+
 def is_inside_batch(segment: LocalSegment, offset: int) -> bool:
     """
     Say whether *offset* is inside a batch of a segment's `.log`, and not its first offset.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from tieringd.topics.topic_registry import TopicRegistry, partition_counts
 
 if TYPE_CHECKING:
     from tieringd.model.local_log import LocalPartition
+    from tieringd.policies.pinning import Pin
 
 pytestmark = pytest.mark.looptime
 INTERVAL_SECONDS = 10
@@ -424,6 +426,39 @@ async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, brok
     assert [pin.is_held for pin in seen.pins] == [True]
     assert [[pin.is_held for pin in one.pins] for one in snapshot.followed] == [[False]]
     assert snapshot.wanted[Leadership(writers[2].identified, 0)].pins == ()
+
+
+async def test_scan_reads_the_end_of_a_pinned_file_once(make_watch, writers, tmp_path):
+    """A file that has its time and size still is not read again, as long as each scan meets it."""
+    root = tmp_path / "pins"
+    root.mkdir()
+    watch, writer = make_watch(pin_root=root), writers[0]
+    writer.append()
+    facts = PinFacts(writer.local_log(), (), None, expiring_end=6)
+    await watch.pinner.step([facts], is_complete=False)
+    writer.append()
+    writer.roll()
+    for _ in range(2):
+        writer.drop_head()
+    writer.forget_epochs()
+
+    async def pin() -> Pin:
+        (found,) = [one for one in (await watch.scan()).wanted[key].pins if one.segment.base_offset == 3]
+        return found
+
+    key = Leadership(writer.identified, 0)
+    before = await pin()
+    assert before.segment.next_offset == 9
+    (path,) = root.rglob(f"{3:020d}-*.log")
+    path.write_bytes(bytes(before.segment.size_bytes))
+    os.utime(path, ns=(before.segment.modified_ns, before.segment.modified_ns))
+    assert await pin() == before
+
+    away = path.rename(tmp_path / "away")
+    await watch.scan()
+    await watch.scan()
+    away.rename(path)
+    assert (await pin()).segment.next_offset == 6
 
 
 async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(make_watch, writers, tmp_path):

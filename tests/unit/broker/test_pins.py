@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.log_writer import LogWriter
 from tests.support.unprivileged import unprivileged
 from tieringd.broker.pins import PinDirectory, pin_root, with_true_ends
-from tieringd.broker.segment_file import OpenSegment, read_broker_indexes, scan_segment_file
+from tieringd.broker.segment_file import FileEnds, OpenSegment, read_broker_indexes, scan_segment_file
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalPartition
@@ -235,6 +235,26 @@ def test_damaged_pin_of_an_active_segment_ends_past_the_damage(pins, writer, tol
         file.seek(batch * size_bytes + OFFSET_BYTES)
         file.write(length)
     assert ended(pins, writer).segment.next_offset == expected
+
+
+def test_ends_of_files_are_read_once_whatever_their_number(pins, writer):
+    """A store may be away for long, with many pins. An end is dropped where a scan does not ask for it."""
+    writer.append()
+    segment = pinned_open(pins, writer, 9).segment
+    many = [replace(segment, modified_ns=number) for number in range(10_000)]
+    ends = FileEnds()
+    for one in many:
+        ends.of(one)
+    Path(segment.path).unlink()
+    for _ in range(2):
+        ends.begin_scan()
+        assert {ends.of(one) for one in many} == {(9, True)}
+    ends.begin_scan()
+    ends.of(many[0])
+    ends.begin_scan()
+    assert ends.of(many[0]) == (9, True)
+    with pytest.raises(LocalFileError):
+        ends.of(many[1])
 
 
 def test_pin_of_an_active_segment_keeps_its_mark_when_it_is_set_aside(pins, writer):
