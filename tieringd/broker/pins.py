@@ -15,7 +15,7 @@ side files, for an operator to inspect, keep or remove.
 
 The broker may append to a pinned active segment, and its log may end elsewhere than the bounds said that were
 asked for later. So `{next}` of such a pin is a hint. Where the log does not have the file any more,
-`with_true_ends` finds the end in the file.
+`with_true_ends` finds the end in the file. Earlier releases named such pins without `-open`.
 
 The root is on the log directory's filesystem, since a hard link cannot leave it, and outside
 the log directory, since Kafka does not start when it finds an unknown directory there. A pin
@@ -30,6 +30,7 @@ import hashlib
 import os
 import re
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -296,7 +297,8 @@ def with_true_ends(
     Return *found* with the ends that pins of active segments have by now, where *log* lacks their files.
 
     *log* was read after *found*, so a file that it lacks is appended to no more. Only the files that the log
-    lacks are read, by *end_of*.
+    lacks are read, by *end_of*. Releases before the mark pinned active segments without it. So a file
+    without a mark is read as well, unless another pin or segment begins at the end in its name.
 
     Where a file is damaged, its end is not known. The pin ends past the damage, so it is not durable before
     the upload has come there and has reported it.
@@ -304,35 +306,53 @@ def with_true_ends(
     Raises:
         LocalFileError: A pin cannot be read, or is gone.
     """
-    if not any(pin.is_open for pin in found.all_pins):
-        return found
     inodes = {segment.inode for segment in log.segments}
+    begins = {segment.base_offset for segment in log.segments}
+    begins |= {pin.segment.base_offset for pin in found.all_pins if not pin.is_stray}
+    ascending = sorted(begins)
 
-    def ended(one: PinnedLog) -> PinnedLog:
+    def ended(pin: Pin) -> Pin:
+        place = bisect_right(ascending, pin.segment.base_offset)
+        successor = ascending[place] if place < len(ascending) else None
+        if successor == pin.segment.next_offset and not pin.is_open:
+            return pin
+        return _ended(pin, end_of, log_start=log.first_offset, successor=successor)
+
+    def all_ended(one: PinnedLog) -> PinnedLog:
         # Two filesystems number their files alike.
         pins = tuple(
-            _ended(pin, end_of, log_start=log.first_offset)
-            if pin.is_open and (one.is_elsewhere or pin.segment.inode not in inodes)
-            else pin
-            for pin in one.pins
+            pin if pin.segment.inode in inodes and not one.is_elsewhere else ended(pin) for pin in one.pins
         )
         return replace(one, pins=pins)
 
-    return replace(ended(found), elsewhere=tuple(ended(one) for one in found.elsewhere))
+    return replace(all_ended(found), elsewhere=tuple(all_ended(one) for one in found.elsewhere))
 
 
-def _ended(pin: Pin, end_of: Callable[[LocalSegment], tuple[int, bool]], *, log_start: int | None) -> Pin:
+def _ended(
+    pin: Pin,
+    end_of: Callable[[LocalSegment], tuple[int, bool]],
+    *,
+    log_start: int | None,
+    successor: int | None,
+) -> Pin:
+    """Return *pin* with the end of its file; *successor* is where the next pin or segment begins."""
     path = pin.segment.path
     with named_errors(path, "be read"):
         status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
     # The file may have grown since it was listed.
     segment = replace(pin.segment, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
-    end, is_whole = end_of(segment)
+    named_end = _end_in_name(path)
+    reached, is_whole = end_of(segment)
     if not is_whole:
-        end = max(_end_in_name(path), end + 1)
-        if log_start is not None and log_start > segment.base_offset:
+        end = max(named_end, reached + 1)
+        if pin.is_open and log_start is not None and log_start > segment.base_offset:
             # A pin that reaches into the log would be passed over. Its file ends there at the latest.
             end = min(end, log_start)
+    elif pin.is_open or reached == successor:
+        end = reached
+    else:
+        # A cleaner may have removed the last records of a closed segment.
+        end = max(named_end, reached)
     return replace(pin, segment=replace(segment, next_offset=end))
 
 

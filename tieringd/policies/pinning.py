@@ -222,8 +222,9 @@ def plan_pins(
     for pin in sorted(pins, key=lambda one: one.segment.base_offset):
         segment = pin.segment
         current = wanted.get(segment.base_offset)
-        # The end of an open pin is a hint: what the log has of its file may go on, and not be durable.
-        goes_on = pin.is_open and current is not None and current.inode == segment.inode
+        # The end of an open pin is a hint, and an earlier release made such pins without the mark. What the
+        # log has of the file may go on, and not be durable.
+        goes_on = current is not None and current.inode == segment.inode
         is_durable = _end(segment) <= durable_to and not goes_on
         if pin.is_stray:
             is_lost = any(

@@ -168,3 +168,22 @@ async def test_damage_in_a_pin_of_a_grown_active_segment_is_reported(
     await archiver.step(seen)
     assert archiver.manifest.next_offset == durable_end
     assert "impossible" in archiver.quarantine_fault
+
+
+async def test_pin_of_an_active_segment_that_an_earlier_release_made_is_archived(
+    writer, pinned, archive, broker, tmp_path
+):
+    """The release had no mark for it, and the broker has appended since and deleted the segment."""
+    writer.append()
+    pinned.pin_open(replace(writer.local_log().segments[-1], next_offset=3))
+    for path in list((tmp_path / "pins").rglob("*-open.*")):
+        path.rename(path.with_name(path.name.replace("-open", "")))
+    writer.append()
+    writer.roll()
+    pinned.delete()
+    seen = pinned.observed()
+    assert plan_pins(seen.log, seen.pins, next_offset=3).release == ()
+
+    manifest = await stepped(archiver_of(writer, archive, broker), pinned)
+
+    assert await values_in(archive, manifest) == written_below(writer, 6)

@@ -200,11 +200,20 @@ async def test_pin_of_a_grown_active_segment_gets_its_new_name_without_the_broke
     assert value(metrics, "pin_failures_total") == 0
 
 
-async def test_pin_of_a_grown_active_segment_that_is_durable_in_part_stays(pinner, log_dir):
+def name_as_before_the_mark(root: Path) -> None:
+    """Name pins of active segments as the releases did that had no mark for them."""
+    for path in list(root.rglob("*-open.*")):
+        path.rename(path.with_name(path.name.replace("-open", "")))
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_pin_of_a_grown_active_segment_that_is_durable_in_part_stays(pinner, log_dir, root, is_old):
     """The archive holds what the segment had when it was pinned; only the pin has the rest."""
     writer = LogWriter(log_dir)
     writer.append()
     await pinner.step([replace(facts_of(pinner, writer), expiring_end=3)], is_complete=True)
+    if is_old:
+        name_as_before_the_mark(root)
     writer.append()
     writer.roll()
     data = writer.data_of(0)

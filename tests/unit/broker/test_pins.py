@@ -237,6 +237,48 @@ def test_damaged_pin_of_an_active_segment_ends_past_the_damage(pins, writer, tol
     assert ended(pins, writer).segment.next_offset == expected
 
 
+@pytest.mark.parametrize("told_end", [9, 15])
+@pytest.mark.parametrize("step", ["rename", "both"])
+def test_pin_of_an_active_segment_without_the_mark_ends_where_its_file_does(pins, writer, told_end, step):
+    """Earlier releases made it, and the broker may have renamed its file before it unlinks that."""
+    writer.append()
+    pins.make(writer.partition, replace(writer.local_log().segments[-1], next_offset=told_end))
+    writer.append()
+    writer.roll()
+    for _ in range(2):
+        writer.drop_head()
+    delete_as_kafka_does(writer, 6, 12, step=step)
+    pin = ended(pins, writer)
+    assert (pin.segment.next_offset, pin.is_open, pin.is_held) == (12, False, step == "both")
+
+
+def test_pin_of_a_closed_segment_before_a_hole_ends_where_its_name_does(pins, writer):
+    """A cleaner may have removed its last records, and its snapshot has the name of its end."""
+    writer.append()
+    writer.append()
+    writer.roll()
+    writer.closed_segment()
+    writer.compact(6, without=[9])
+    (segment,) = [one for one in writer.local_log().closed_segments if one.base_offset == 6]
+    pins.make(writer.partition, segment)
+    for _ in range(4):
+        writer.drop_head()
+    assert writer.local_log().first_offset == 15
+    assert ended(pins, writer).segment.next_offset == 12
+
+
+def test_pin_that_another_follows_is_not_read(pinned, writer):
+    """Thousands may wait for a store that is away; the next pin or segment begins where each ends."""
+    for _ in range(2):
+        writer.drop_head()
+    found = pinned.found(writer.partition)
+
+    def end_of(segment):
+        raise AssertionError(segment)
+
+    assert with_true_ends(writer.local_log(), found, end_of) == found
+
+
 def test_ends_of_files_are_read_once_whatever_their_number(pins, writer):
     """A store may be away for long, with many pins. An end is dropped where a scan does not ask for it."""
     writer.append()

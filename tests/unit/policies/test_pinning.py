@@ -145,11 +145,14 @@ def test_changed_bytes_of_the_same_file_keep_their_pin():
         pytest.param([10, 20], None, 20, "released", id="closed, and durable"),
     ],
 )
+@pytest.mark.parametrize("is_open", [True, False], ids=["marked", "of a release without the mark"])
 def test_pin_of_a_grown_active_segment_is_durable_when_the_segment_is(
-    log_bases, expiring_end, next_offset, expected
+    log_bases, expiring_end, next_offset, expected, is_open
 ):
     """The pin holds what came after it was made, and the file may be gone when the next pin is to be made."""
-    grown = pin(10, 13, is_open=True)
+    if not is_open and expected == "kept":
+        expected = "replaced"
+    grown = pin(10, 13, is_open=is_open)
     plan = plan_pins(local_log(log_bases), [grown], next_offset=next_offset, expiring_end=expiring_end)
     found = {"released": plan.release, "replaced": plan.replaced}
     assert [name for name, pins in found.items() if pins] == ([] if expected == "kept" else [expected])
