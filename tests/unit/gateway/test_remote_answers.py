@@ -1404,21 +1404,27 @@ async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
         assert await behind.answers.offset_for_leader_epoch({("orders", 0): 37}) == {}
 
 
+async def restored(tmp_path, store, *, partition_count: int = 1) -> LogWriter:
+    """Return a log that begins at offset 3, where an archive of three segments ends that it continues."""
+    old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
+    for _ in range(3):
+        old.append(b"old")
+        old.roll()
+    archive = archive_in(store)
+    await archived(old, archive)
+    key, old_key = (TopicKey(CLUSTER, "orders", one) for one in (TOPIC_ID, old.identified.topic_id))
+    starts = tuple((number, 3) for number in range(partition_count))
+    await archive.history.link(HistoryLink(key, old_key, starts))
+    return LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+
+
 @virtually
 @pytest.mark.parametrize("partition_count", [1, 0])
 async def test_history_is_not_passed_over_before_the_first_claim(tmp_path, partition_count):
     """A client in the history of a restored log waits for the log's manifest; others hear the broker."""
     store = RefusingStore()
-    old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
-    for _ in range(3):
-        old.append(b"old")
-        old.roll()
-    await archived(old, archive_in(store))
-    new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+    new = await restored(tmp_path, store, partition_count=partition_count)
     daemon = Daemon(tmp_path / "new", store, [new])
-    old_key = TopicKey(CLUSTER, "orders", old.identified.topic_id)
-    starts = tuple((number, 3) for number in range(partition_count))
-    await daemon.archive.history.link(HistoryLink(TopicKey(CLUSTER, "orders", TOPIC_ID), old_key, starts))
     store.refused_prefix = manifest_key(new.identified)
     async with serving(tmp_path, store, daemon) as behind:
         if partition_count:
@@ -1438,15 +1444,10 @@ async def test_history_is_not_passed_over_before_the_first_claim(tmp_path, parti
 @virtually
 async def test_restored_topic_that_is_not_archived_has_the_broker_s_answers(tmp_path, store):
     """No claim ever comes, so a client that waited for one could not read the log that there is."""
-    old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
-    old.closed_segment()
-    await archived(old, archive_in(store))
-    new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+    new = await restored(tmp_path, store)
     new.closed_segment()
     daemon = Daemon(tmp_path / "new", store, [new])
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
-    old_key = TopicKey(CLUSTER, "orders", old.identified.topic_id)
-    await daemon.archive.history.link(HistoryLink(TopicKey(CLUSTER, "orders", TOPIC_ID), old_key, ((0, 3),)))
     async with serving(tmp_path, store, daemon) as behind:
         assert await behind.fetch(1) == {}
         assert await behind.listed(EARLIEST) is None
