@@ -78,6 +78,14 @@ def _ignore_topic(topic: str, source: Source, size_bytes: int) -> None:
     """Take the records of a partition, and do nothing with them."""
 
 
+ERROR_PAUSE_SECONDS = 1.0
+"""
+The longest that an answer of errors alone is held back. A client that waits less has it sooner.
+
+Each such answer may mean a download, as of a damaged object, and a line of the log.
+"""
+
+
 @dataclass(slots=True)
 class _Answer:
     """The answer to one Fetch so far."""
@@ -108,6 +116,19 @@ class _Answer:
         """Give all batches back."""
         for one in self.taken:
             one.close()
+
+
+def _pause_seconds(
+    answer: _Answer, question: FetchQuestion, reads: Mapping[PartitionKey, ArchiveRead]
+) -> float:
+    """Return how long after the question an answer may go to the client; 0 where nothing holds it up."""
+    if not answer.needs_a_batch or question.due is not None:
+        # It has records, or others wait for it.
+        return 0.0
+    if answer.is_short:
+        return question.wait_seconds
+    has_failed = any(read.error is not None for read in reads.values())
+    return min(question.wait_seconds, ERROR_PAUSE_SECONDS) if has_failed else 0.0
 
 
 class RemoteAnswers:
@@ -187,11 +208,12 @@ class RemoteAnswers:
             if answer.taken:
                 self._on_answer(self._now() - began)
             has_unread = any(not read.is_over for read in reads.values())
-            if answer.is_short and answer.needs_a_batch and question.due is None:
+            pause_seconds = began + _pause_seconds(answer, question, reads) - self._now()
+            if pause_seconds > 0:
                 for read in reads.values():
                     read.close()
-                # An empty answer at once would only make the client ask again at once.
-                await asyncio.sleep(began + question.wait_seconds - self._now())
+                # An answer without records at once would only make the client ask again at once.
+                await asyncio.sleep(pause_seconds)
             return ArchivedFetch(
                 answer.partitions,
                 self._release_of(answer),

@@ -1180,9 +1180,28 @@ async def test_topic_that_was_created_again_gets_no_records_of_the_old_one(tmp_p
         daemon.broker.created_again.add("orders")
         await asyncio.sleep(1.1)
         rounds = daemon.reconciler.rounds
-        assert await behind.fetch(0, 0) == {0: "try again", 1: "try again"}
+        fetching = asyncio.create_task(behind.fetch_once(0, 0))
         await asyncio.sleep(0.5)
         assert daemon.reconciler.rounds == rounds + 1
+        assert await fetching == {0: "try again", 1: "try again"}
+
+
+@virtually
+@pytest.mark.parametrize(("asks", "seconds"), [((0.6, True), 0.6), ((30.0, True), 1.0), ((30.0, False), 0.4)])
+async def test_answer_of_errors_alone_waits_as_long_as_its_client(tmp_path, store, daemon, asks, seconds):
+    """
+    A damaged object would be downloaded again and again. Records of the broker wait for no error.
+
+    The store is asked again for 0.4 s before the object counts as missing.
+    """
+    wait_seconds, needs_a_batch = asks
+    async with serving(tmp_path, store, daemon) as behind:
+        manifest = (await behind.partitions.find("orders", 0)).manifest
+        store.remove(data_key(manifest.partition, manifest.segments[0]))
+        began = asyncio.get_running_loop().time()
+        fields = {"wait_seconds": wait_seconds, "needs_a_batch": needs_a_batch}
+        assert await behind.fetch_once(0, **fields) == {0: "try again"}
+        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds, abs=0.05)
 
 
 @virtually
