@@ -243,6 +243,18 @@ async def test_links_of_the_topics_asked_for_last_are_kept(writer, store, archiv
     assert await requests_for(5) == 1
 
 
+def reader_from_the_start(own, archive, history) -> LogReader:
+    """Return a reader of a partition and the archives before it."""
+    return LogReader(
+        own,
+        manifests=archive.manifests,
+        records=archive.records,
+        from_offset=0,
+        on_gap=lambda gap: None,
+        history=history,
+    )
+
+
 @pytest.mark.parametrize("before_offset", [2, 6, 9, 12, 20])
 async def test_reader_skips_only_what_a_user_deletes_meanwhile(
     tmp_path, store, archive, clock, before_offset
@@ -254,14 +266,7 @@ async def test_reader_skips_only_what_a_user_deletes_meanwhile(
         if number:
             await history.link(linked(number, 6 * number))
     own, found = writer.identified, []
-    reader = LogReader(
-        own,
-        manifests=archive.manifests,
-        records=archive.records,
-        from_offset=0,
-        on_gap=lambda gap: None,
-        history=history,
-    )
+    reader = reader_from_the_start(own, archive, history)
     async for record in reader.records(read_committed=False):
         found.append(record.offset)
         if record.offset == 2:
@@ -284,14 +289,7 @@ async def test_reader_goes_on_with_the_next_archive_when_an_object_of_a_deleted_
         if number:
             await history.link(linked(number, 6 * number))
     own, found = writer.identified, []
-    reader = LogReader(
-        own,
-        manifests=archive.manifests,
-        records=archive.records,
-        from_offset=0,
-        on_gap=lambda gap: None,
-        history=history,
-    )
+    reader = reader_from_the_start(own, archive, history)
     async for record in reader.records(read_committed=False):
         found.append(record.offset)
         if record.offset == 2:
