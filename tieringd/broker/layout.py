@@ -34,6 +34,7 @@ from tieringd.broker.redpanda_segment_file import (
 from tieringd.broker.segment_file import (
     LogWalk,
     OpenSegment,
+    batch_start_in,
     open_segment,
     position_of,
     read_broker_indexes,
@@ -283,15 +284,7 @@ def batch_start(layout: Layout, log: LocalLog, offset: int) -> int:
         if segment.base_offset < offset and (segment.next_offset is None or offset < segment.next_offset):
             file = layout.open(segment)
             try:
-                walk = HeaderWalk(
-                    file.read_at,
-                    size_bytes=file.segment.size_bytes,
-                    base_offset=segment.base_offset,
-                    source=segment.path,
-                )
-                for _, header in walk.batches():
-                    if offset <= header.last_offset:
-                        return min(header.base_offset, offset)
+                return batch_start_in(file, segment, offset)
             finally:
                 file.close()
     return offset

@@ -211,7 +211,7 @@ class FileEnds:
     """
     Where files end, as `end_by_headers` says. Each scan asks for the same pins, while a store is away.
 
-    What a scan asked for is kept for the next one, and dropped where that does not ask.
+    An end that a scan asks for is kept for the next scan. It is dropped if that scan does not ask for it.
     """
 
     def __init__(self) -> None:
@@ -235,6 +235,26 @@ class FileEnds:
         return end
 
 
+def batch_start_in(file: OpenSegment, segment: LocalSegment, offset: int) -> int:
+    """
+    Return the base offset of the batch of the open *segment* that *offset* is inside of, or *offset*.
+
+    Raises:
+        CorruptDataError: A header before *offset* is impossible.
+        LocalFileError: The file cannot be read, or is shorter than before.
+    """
+    walk = HeaderWalk(
+        file.read_at,
+        size_bytes=file.segment.size_bytes,
+        base_offset=segment.base_offset,
+        source=segment.path,
+    )
+    for _position, header in walk.batches():
+        if header.last_offset >= offset:
+            return min(header.base_offset, offset)
+    return offset
+
+
 def is_inside_batch(segment: LocalSegment, offset: int) -> bool:
     """
     Say whether *offset* is inside a batch of a segment's `.log`, and not its first offset.
@@ -245,15 +265,9 @@ def is_inside_batch(segment: LocalSegment, offset: int) -> bool:
     """
     file = OpenSegment.open(segment)
     try:
-        walk = HeaderWalk(
-            file.read_at, size_bytes=segment.size_bytes, base_offset=segment.base_offset, source=segment.path
-        )
-        for _position, header in walk.batches():
-            if header.last_offset >= offset:
-                return header.base_offset < offset
+        return batch_start_in(file, segment, offset) < offset
     finally:
         file.close()
-    return False
 
 
 def scan_segment_file(
