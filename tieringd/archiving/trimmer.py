@@ -297,7 +297,7 @@ class Trimmer(PartitionLogger):
             self._space_request = None
         free = plan
         if not plan.candidates:
-            # What the broker had refused to delete has gone in another way.
+            # Nothing is left of the segments that the broker refused to delete.
             self._denied = None
         else:
             plan = await self._without_held(free, manifest, wishes, seen)

@@ -138,7 +138,7 @@ class Uploader:
         """
         Take the uploads that have not begun out of the gate's queue: `upload` ends without them.
 
-        What has begun goes on, and is waited for.
+        Uploads that have begun go on, and `upload` waits for them.
         """
         withdrawn, self._waiting = self._waiting, []
         self._withdrawn += withdrawn

@@ -191,7 +191,7 @@ class PinDirectory:
                 # A pin of another file has the name, and may be the only copy.
                 return False
             if found is None:
-                # Without a pin beside them they are from a process that ended in between: of any lineage.
+                # Side files without a pin are from a process that ended in between, on any lineage.
                 _unlink(directory, [new for old, new in links if new != old], is_kept=True)
             for old, new in links:
                 with suppress(FileNotFoundError, FileExistsError):
@@ -297,8 +297,8 @@ def with_true_ends(
     Return *found* with the ends that pins of active segments have by now, where *log* lacks their files.
 
     *log* was read after *found*, so a file that it lacks is appended to no more. Only the files that the log
-    lacks are read, by *end_of*. Releases before the mark pinned active segments without it. So a file
-    without a mark is read as well, unless another pin or segment begins at the end in its name.
+    lacks are read, by *end_of*. Earlier releases pinned active segments without the mark. So a file
+    without the mark is read as well, unless another pin or segment begins at the end in its name.
 
     Where a file is damaged, its end is not known. The pin ends past the damage, so it is not durable before
     the upload has come there and has reported it.

@@ -25,7 +25,7 @@ FORGOTTEN_AFTER_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class UnarchivedOffsets:
-    """What the last scan showed of the offsets between a partition's archive and the broker's log."""
+    """The offsets between a partition's archive and the broker's log, as the last scan showed them."""
 
     lost_before: int
     """Two scans found no offset before it after the archive's end, in no file and no pin; 0 without such."""

@@ -266,7 +266,8 @@ class RemoteAnswers:
                 # An election has cut the log off, and the archive is not cut back yet. At most one batch is
                 # taken, which has to end before the log does.
                 size_bytes_max = 0
-            # What follows is the broker's: after an unclean election its log may have other records there.
+            # Offsets from there on are the broker's: after an unclean election its log may have other
+            # records.
             log_start = read.found.bounds.log_start_offset if read.found.bounds else 0
             before_offset = log_start if asked.fetch_offset < log_start else math.inf
             is_in_memory = read.takes_memory

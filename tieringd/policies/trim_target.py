@@ -45,7 +45,7 @@ class ShareGroupHold:
 @dataclass(frozen=True, slots=True)
 class TrimObstacle:
     """
-    What stands in the way of trims of a partition's local log.
+    A reason why a partition's local log, or the end of it, is not trimmed.
 
     The space manager does not count on what lies behind it. Some obstacles end only when another trim gets
     past them, so it asks for that trim again while it needs room.

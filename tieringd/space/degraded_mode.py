@@ -284,7 +284,7 @@ class DegradedMode:
         if self._settings.holds_back:
             await brake.hold_back(self._settings.rate, after_seconds=turn * TURN_SECONDS)
         elif brake.holder == node_id or (turn == 0 and brake.holder not in self._degraded):
-            # Settings may differ: what another degraded broker's daemon has lowered is its own to put back.
+            # Settings may differ. Quotas that another degraded broker's daemon has lowered stay lowered.
             await brake.let_go()
 
     def _tell(self, degraded: tuple[int, ...]) -> None:

@@ -196,7 +196,7 @@ class SpaceManager:
         self._published: set[str] = set()
         """The names of the filesystems whose figures are in the metrics."""
         self._cache_limit_bytes: int | None = None
-        """What the cache was told last."""
+        """The limit that the cache was given last."""
         self._short: set[int] = set()
         """The filesystems on which the last round did not find enough."""
         self.reports: tuple[SpaceReport, ...] = ()
