@@ -229,13 +229,12 @@ class UploadGate:
         self._bytes_in_flight -= request.size_bytes
         self.succeeded_uploads += succeeded
         self._speedometer.ended(now, request.speed_mark, request.size_bytes if succeeded else None)
-        if not self._uploads_in_flight:
-            # Before the next one begins: otherwise its time would count as a moment without uploads.
-            self.on_quiet()
         self._admit(now)
-        if not self._line.requests and not self._uploads_in_flight:
-            # Not where all that waits is withdrawn, as for a trim: it asks again soon.
-            self._line.forget_turns()
+        if not self._uploads_in_flight:
+            if not self._line.requests:
+                # Not where all that waits is withdrawn, as for a trim: it asks again soon.
+                self._line.forget_turns()
+            self.on_quiet()
 
     def _admit(self, now: float) -> None:
         """Let uploads begin that may begin now, and set a timer for when that changes with time alone."""
