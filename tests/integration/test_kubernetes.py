@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import kubernetes_validate
@@ -25,6 +26,7 @@ VERSIONS = ("1.30", "1.33", "1.37")
 ENVIRON = {"TIERINGD_ACCESS_KEY": "key", "TIERINGD_SECRET_KEY": "secret"}
 
 
+@cache
 def rendered(overlay: str) -> list[dict]:
     """Return the resources that kustomize makes."""
     done = subprocess.run(
@@ -34,18 +36,20 @@ def rendered(overlay: str) -> list[dict]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-RENDERED = {overlay: rendered(overlay) for overlay in OVERLAYS}
-VALUES = yaml.safe_load((ROOT / "redpanda" / "values.yaml").read_text())["statefulset"]["podTemplate"]
+@cache
+def values() -> dict:
+    """Return the pod template that is given to Redpanda's chart."""
+    return yaml.safe_load((ROOT / "redpanda" / "values.yaml").read_text())["statefulset"]["podTemplate"]
 
 
 def of_kind(overlay: str, *kinds: str) -> list[dict]:
-    return [one for one in RENDERED[overlay] if one["kind"] in kinds]
+    return [one for one in rendered(overlay) if one["kind"] in kinds]
 
 
 def pod_templates(overlay: str) -> list[dict]:
     """Return the pods' labels and specs, those that Redpanda's chart makes included."""
     if overlay == "redpanda":
-        return [{"metadata": {"labels": VALUES["labels"]}, "spec": VALUES["spec"]}]
+        return [{"metadata": {"labels": values()["labels"]}, "spec": values()["spec"]}]
     return [one["spec"]["template"] for one in of_kind(overlay, "StatefulSet", "Deployment")]
 
 
@@ -80,12 +84,12 @@ def pod_environ(overlay: str, template: dict) -> dict[str, str]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_resources_keep_to_the_schemas_of_the_api(overlay, version):
     """Resources have no field that the API does not know, apart from the Prometheus Operator's own kind."""
-    for resource in RENDERED[overlay]:
+    for resource in rendered(overlay):
         if resource["kind"] != "PodMonitor":
             kubernetes_validate.validate(resource, version, strict=True)
     if overlay == "redpanda":
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "redpanda-0"}}
-        spec = VALUES["spec"] | {"containers": [{"name": "redpanda", "image": "redpanda"}]}
+        spec = values()["spec"] | {"containers": [{"name": "redpanda", "image": "redpanda"}]}
         kubernetes_validate.validate(pod | {"spec": spec}, version, strict=True)
 
 
