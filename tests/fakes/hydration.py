@@ -216,7 +216,7 @@ async def running(host: Host, **changes: Any) -> AsyncIterator[Hydrator]:
 
 
 def open_files() -> int:
-    """Return how many files this process has open, without sockets, which earlier tests' clients may close."""
+    """Return how many files this process has open, without sockets: clients of earlier tests close some."""
     count = 0
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a path of the kernel
         # The descriptor of this listing itself is gone by now.
