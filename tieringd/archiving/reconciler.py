@@ -481,6 +481,10 @@ class Reconciler:
             await running.arrived.wait()
             if self._stopping or running.newest is None:
                 continue
+            if running.archiver.is_at_rest(running.newest):
+                # A round came during the last step, and found nothing new. At a start that is most of them.
+                self._resting.rest(leadership, until_ms=running.archiver.rest_due_ms(running.newest))
+                continue
             self._resting.wake(leadership)
             try:
                 running.status, _ = await self._drain(leadership, running.archiver, running.newest)

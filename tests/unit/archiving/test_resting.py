@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in
 from tests.fakes.counted_calls import CountedCalls
+from tests.fakes.daemons import INTERVAL_SECONDS
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
@@ -54,6 +55,15 @@ class Nothing:
 
     async def commit(self, claim, stored):
         del claim
+        return stored
+
+
+class Slow:
+    """A change that takes several rounds."""
+
+    async def commit(self, claim, stored):
+        del claim
+        await asyncio.sleep(3 * INTERVAL_SECONDS)
         return stored
 
 
@@ -232,6 +242,19 @@ async def test_offer_wakes_the_archiver_at_once(daemon):
         archiver = daemon.reconciler.archiver(Leadership(daemon.writers[1].identified, 0))
         with stepped() as partitions:
             await asyncio.wait_for(archiver.offer(Nothing()), 1)
+        assert partitions == [1]
+        await settled(daemon)
+
+
+@virtually
+async def test_rounds_during_a_step_bring_no_other_step(daemon):
+    """Rounds that find nothing new leave an archiver at rest that was stepping meanwhile."""
+    async with daemon.running():
+        await settled(daemon)
+        archiver = daemon.reconciler.archiver(Leadership(daemon.writers[1].identified, 0))
+        with stepped() as partitions:
+            await archiver.offer(Slow())
+            await daemon.round()
         assert partitions == [1]
         await settled(daemon)
 
