@@ -157,13 +157,15 @@ class History:
         Return the archives before a partition's own, which begins at *start_offset*: oldest first.
 
         Each ends where the next begins, and the last one ends at *start_offset*. Records before
-        *deleted_before*, which a user deleted from the partition, are left out. With *is_fresh* their
-        manifests are read again, because an object is gone.
+        *deleted_before*, which a user deleted from the partition, are left out. So are those that a user
+        deleted through an archive in between, when its topic was the newest. With *is_fresh* their manifests
+        are read again, because an object is gone.
 
         Raises:
             CorruptDataError: A link or manifest is damaged, or links lead in a circle.
         """
         found: list[PartitionManifest] = []
+        hidden = deleted_before
         key, number = topic_key(partition), partition.partition
         seen = {key}
         while (link := await self._link_of(key)) is not None:
@@ -185,11 +187,12 @@ class History:
                 spillovers = self._manifests.spillovers
                 manifest = await spillovers.with_history(manifest, from_offset=end_offset - 1)
             part = history_part(manifest, end_offset=end_offset, next_start=start_offset)
-            found.append(part)
             start_offset = part.start_offset
-        return tuple(
-            one.seen_from(deleted_before) for one in reversed(found) if one.next_offset > deleted_before
-        )
+            # A deletion reaches the archives before its own as well, and stays in force for later restores.
+            hidden = max(hidden, manifest.deleted_before)
+            if part.next_offset > hidden:
+                found.append(part.seen_from(hidden))
+        return tuple(reversed(found))
 
     async def precedes(self, partition: TopicIdPartition) -> bool:
         """

@@ -298,3 +298,31 @@ async def test_reader_goes_on_with_the_next_archive_when_an_object_of_a_deleted_
             for name in (data_key, index_key):
                 await store.delete_many([name(oldest.partition, oldest.segments[1])])
     assert found == [0, 1, 2, *range(6, 18)]
+
+
+@pytest.mark.parametrize("before_offset", [4, 6, 8, 12, 14])
+@pytest.mark.parametrize("has_followed", [True, False])
+async def test_deletion_outlives_the_next_restore(
+    tmp_path, store, archive, clock, *, before_offset, has_followed
+):
+    """A deletion through a restored topic hides the records of older archives from a topic after it too."""
+    history = History(store, archive.manifests, now_ms=clock)
+    for number in range(3):
+        writer, _ = await old_archive(tmp_path, store, number, first_offset=6 * number)
+        if number:
+            await history.link(linked(number, 6 * number))
+        if number == 1:
+            second = writer.identified
+    deletion = RecordDeletion(before_offset, 1 << 20)
+    if has_followed:
+        await delete_archived(archive.manifests, second, deletion, now_ms=clock)
+    else:
+        # The archive's start follows later, as while segments are spilled.
+        stored = await archive.manifests.load(second)
+        recorded = stored.existing.with_deletion(deletion)
+        await archive.manifests.commit(stored, recorded, leader_epoch=stored.existing.leader_epoch)
+    parts = await history.parts(writer.identified, start_offset=12)
+    left = range(min(before_offset, 12), 18)
+    assert (*parts, (await archive.manifests.load(writer.identified)).existing)[0].start_offset == left[0]
+    reader = reader_from_the_start(writer.identified, archive, history)
+    assert [one.offset async for one in reader.records(read_committed=False)] == list(left)
