@@ -62,8 +62,9 @@ _CHUNKS = """\
 **Chunks: two bounds.** Files of the cache and open files have bounds of their own.
 
 * How many chunks are on the disk is bounded by `cloud_storage_cache_size` and its percentage,
-  `cloud_storage_cache_max_objects` and `storage_min_free_bytes`, for all segments together. The least
-  recently used go first. `tieringd_cache_objects` and `tieringd_cache_bytes` show what is there.
+  `cloud_storage_cache_max_objects` and `storage_min_free_bytes`, for all segments together: the cache leaves
+  a fifth more than that free, so that it gives way before the disk is degraded. The least recently used go
+  first. `tieringd_cache_objects` and `tieringd_cache_bytes` show what is there.
 * How many chunks of a segment are open is bounded by `cloud_storage_chunk_eviction_strategy` with
   `cloud_storage_hydrated_chunks_per_segment_ratio` and `cloud_storage_min_chunks_per_segment_threshold`.
   `tieringd_cache_open_chunks` shows how many are open. Redpanda's documentation speaks of chunks that may be

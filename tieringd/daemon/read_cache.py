@@ -19,6 +19,7 @@ from tieringd.daemon.archive import Archive
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
 from tieringd.policies.cache_trim import TrimLimits
+from tieringd.policies.disk_alert import cache_min_free_bytes
 from tieringd.policies.disk_areas import divide_disk
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
 from tieringd.reading.chunk_download import DownloadLimits
@@ -41,7 +42,7 @@ def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> Keepe
         TrimLimits(
             size_bytes=areas.cache_bytes,
             objects=config.cloud_storage_cache_max_objects,
-            min_free_bytes=config.storage_min_free_bytes,
+            min_free_bytes=cache_min_free_bytes(config.storage_min_free_bytes),
             threshold_percent_size=config.cloud_storage_cache_trim_threshold_percent_size,
             threshold_percent_objects=config.cloud_storage_cache_trim_threshold_percent_objects,
             carryover_bytes=config.cloud_storage_cache_trim_carryover_bytes,

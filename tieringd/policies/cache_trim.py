@@ -7,8 +7,8 @@ that is being read is never evicted. Eviction ends as soon as the cache is at it
 low watermark) of the limit that was passed, so that the next put does not start it again.
 
 A cache is over when it holds more than its limit (or a threshold below it), including what is asked for,
-or when its disk has less free space than `storage_min_free_bytes`. Each trim checks both bytes and
-objects, and lowers only the one that is over.
+or when its disk has less free space than a fifth above `storage_min_free_bytes`: more than ends the
+degraded state of a disk. Each trim checks both bytes and objects, and lowers only the one that is over.
 
 `plan_releases` decides which open chunks without readers to close. A chunk stays open when its reader
 leaves, so that the next one needs no access to the disk. Each open chunk costs a descriptor, and a file
@@ -195,7 +195,7 @@ class TrimLimits:
     objects: int
     """`cloud_storage_cache_max_objects`."""
     min_free_bytes: int = 0
-    """`storage_min_free_bytes`: the bytes of the disk that stay free."""
+    """The bytes of the disk that stay free: see `disk_alert.cache_min_free_bytes`."""
     threshold_percent_size: float | None = None
     """`cloud_storage_cache_trim_threshold_percent_size`; None trims when the cache is full."""
     threshold_percent_objects: float | None = None

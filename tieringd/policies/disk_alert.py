@@ -130,6 +130,17 @@ def judge_disk(
     return DiskVerdict(DiskState.OK, 0)
 
 
+def cache_min_free_bytes(min_free_bytes: int) -> int:
+    """
+    Return how many bytes of its disk the chunk cache leaves free.
+
+    That is one margin more than ends the degraded state. So the cache gives way before producers are held
+    back, and no disk stays degraded because of files that may go. *min_free_bytes* is
+    `storage_min_free_bytes`.
+    """
+    return min_free_bytes + 2 * (min_free_bytes // _MARGINS_IN_THRESHOLD)
+
+
 def alert_line(reading: DiskReading, verdict: DiskVerdict) -> str:
     """Return the log line for a disk that is low or degraded, with the threshold that decided it."""
     free_percent = 100 * reading.free_bytes / reading.total_bytes if reading.total_bytes > 0 else 0.0

@@ -14,6 +14,7 @@ from tieringd.policies.disk_alert import (
     DiskReading,
     DiskVerdict,
     alert_line,
+    cache_min_free_bytes,
     judge_disk,
 )
 
@@ -169,3 +170,11 @@ def test_alert_line_shows_sizes_with_a_unit(size_bytes, text):
 def test_alert_line_of_a_filesystem_without_a_size_is_a_line():
     """Zero bytes in all are shown as no free space."""
     assert line(0, DiskVerdict(LOW, 0), total=0).startswith("storage space alert: free space at 0.000% on")
+
+
+@given(st.integers(10, 1 << 62))
+def test_cache_leaves_more_free_than_ends_the_degraded_state(min_free):
+    """A disk that was degraded is so no longer, some bytes before the cache stops to give way."""
+    free = cache_min_free_bytes(min_free)
+    assert judge(free, previous=DEGRADED, percent=0, min_free=min_free)[0] == OK
+    assert judge(min_free + min_free // 10, previous=DEGRADED, percent=0, min_free=min_free)[0] == DEGRADED
