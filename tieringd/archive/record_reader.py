@@ -83,8 +83,27 @@ class RecordReader:
         """Return the largest timestamp of any record, or None if there is no segment."""
         names = await self._spillovers.names(manifest, from_offset=manifest.start_offset)
         times = [name.max_timestamp_ms for name in names]
-        live = manifest.segments.latest_timestamp_ms
+        segments = manifest.segments
+        if segments and segments[-1].next_offset > manifest.records_end:
+            times += await self._times_before_end(manifest, segments[-1])
+            segments = segments.head(len(segments) - 1)
+        live = segments.latest_timestamp_ms
         return max(times if live is None else [*times, live], default=None)
+
+    async def _times_before_end(self, manifest: PartitionManifest, segment: RemoteSegment) -> list[int]:
+        """Return largest timestamps of *segment* before the end of the archive, which is inside it."""
+        index, end_offset = await self._indexes.index_of(manifest.partition, segment), manifest.records_end
+        # The entry of the batch at which the scan begins counts that batch too, which may cross the end.
+        times = [entry.max_timestamp_ms for entry in index.entries if entry.offset < end_offset][:-1]
+        headers = self._reader.headers(
+            data_key(manifest.partition, segment), index, from_offset=end_offset - 1
+        )
+        async with aclosing(headers):
+            async for one in headers:
+                if one.header.next_offset > end_offset:
+                    break
+                times.append(one.header.max_timestamp_ms)
+        return times
 
     async def offset_for_time(self, manifest: PartitionManifest, timestamp_ms: int) -> int:
         """
@@ -130,9 +149,12 @@ class RecordReader:
         key = data_key(manifest.partition, segment)
         from_offset = max(offset_at_or_after_time(index, timestamp_ms), manifest.start_offset)
         latest_ms = {entry.position: entry.max_timestamp_ms for entry in index.entries}
+        end_offset = manifest.records_end
         async with aclosing(self._reader.headers(key, index, from_offset=from_offset)) as headers:
             async for one in headers:
                 header, batch = one.header, one.batch
+                if header.base_offset >= end_offset:
+                    break
                 if header.is_control or header.last_offset < from_offset:
                     continue
                 # A header alone has no checksum. The index has one, and says whether the batch may be late.
@@ -145,7 +167,7 @@ class RecordReader:
                     return header.base_offset
                 batch = batch or await self._batch(key, one.position, header.size_bytes)
                 found = await in_thread(_first_record_in, batch, key, from_offset, timestamp_ms)
-                if found is not None:
+                if found is not None and found.offset < end_offset:
                     return found
         return None
 
@@ -174,12 +196,16 @@ class RecordReader:
     ) -> AsyncGenerator[Record]:
         key = data_key(manifest.partition, segment)
         wanted = ReadCommittedFilter(index.aborted) if read_committed else None
-        async for batch in self._reader.batches(key, index, from_offset=from_offset):
-            if batch.header.is_control or (wanted is not None and not wanted.accepts(batch.header)):
-                continue
-            for record in _records_in(batch, key):
-                if record.offset >= from_offset:
-                    yield record
+        end_offset = manifest.records_end
+        async with aclosing(self._reader.batches(key, index, from_offset=from_offset)) as batches:
+            async for batch in batches:
+                if batch.header.base_offset >= end_offset:
+                    return
+                if batch.header.is_control or (wanted is not None and not wanted.accepts(batch.header)):
+                    continue
+                for record in _records_in(batch, key):
+                    if from_offset <= record.offset < end_offset:
+                        yield record
 
 
 def _begins_at(header: BatchHeader, timestamp_ms: int) -> bool:

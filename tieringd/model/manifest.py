@@ -166,6 +166,16 @@ class PartitionManifest:
         return first.base_offset if first else self.live_offset
 
     @property
+    def records_end(self) -> int:
+        """
+        Return the offset before which the records of `segments` count.
+
+        It is inside the last segment only in a part of an older archive (`chunk_layout.history_part`).
+        """
+        last = self.segments[len(self.segments) - 1].base_offset if self.segments else 0
+        return next((gap.base_offset for gap in self.gaps if gap.base_offset > last), self.next_offset)
+
+    @property
     def segment_count(self) -> int:
         """Return how many segments are held, including spilled ones."""
         return len(self.segments) + (self.spillover.segments if self.spillover else 0)

@@ -10,8 +10,8 @@ larger, because no batch is ever cut. In whole-segment mode there is one chunk.
 value. The gateway's readers do not identify themselves, so only the recently read places show it.
 
 `history_part` returns the part of an older archive that a restored log continues. The other cluster's
-archive may grow after the restore, or lose its tail or head. Only its offsets up to a fixed end count,
-and those that are gone are a gap that readers cross.
+archive may grow after the restore, or lose its tail or head, or merge segments across the fixed end. Only its
+offsets up to that end count, and those that are gone are a gap that readers cross.
 """
 
 from __future__ import annotations
@@ -53,16 +53,17 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
     Return the counting part of an older archive: its offsets before *end_offset*, then a gap.
 
     The gap ends at *next_start*, where the newer archive begins now. The leader epochs are left out: they
-    mean nothing in another cluster. A segment that crosses the end (the old cluster has merged segments,
-    or was cut back) does not count, because its records past the end do not belong to this log: the gap
-    begins with it.
+    mean nothing in another cluster. A segment that crosses the end stays, because the old cluster has merged
+    segments, or was cut back. Its records past the end do not belong to this log: readers stop at
+    `PartitionManifest.records_end`.
 
     Spilled segments stay spilled. The spilled part must end before *end_offset*: the caller has taken
     back what reaches further.
     """
     rows = manifest.segments.row_at_or_after(end_offset)
-    if rows < len(manifest.segments):
-        end_offset = min(end_offset, manifest.segments[rows].base_offset)
+    bases = manifest.segments.column("base_offset")
+    if manifest.start_offset < end_offset and rows < len(bases) and bases[rows] < end_offset:
+        rows += 1
     gaps = tuple(
         replace(gap, last_offset=min(gap.last_offset, end_offset - 1))
         for gap in manifest.gaps

@@ -107,7 +107,11 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
 class HeldBatches:
     """The place where reading goes on, in a chunk that is held until `take` or `close`."""
 
-    def __init__(self, found: HydratedChunk, index: SegmentIndex, begin: int, header: BatchHeader) -> None:
+    def __init__(
+        self, found: HydratedChunk, index: SegmentIndex, begin: int, header: BatchHeader, *, end_offset: int
+    ) -> None:
+        """Hold *found* from the batch at *begin* on. No batch with an offset past *end_offset* is taken."""
+        self._end_offset = end_offset
         self._found = found
         self._index = index
         self._begin = begin
@@ -139,6 +143,7 @@ class HeldBatches:
         if header.size_bytes > size_bytes_max and not needs_a_batch:
             found.close()
             return NO_BATCH
+        before_offset = min(before_offset, self._end_offset)
         end, next_offset = _last_boundary(index, chunk, begin + size_bytes_max, before_offset)
         if end < begin + header.size_bytes:
             end, next_offset = begin + header.size_bytes, header.last_offset + 1
@@ -172,7 +177,8 @@ class HeldBatches:
         found = self._found
         try:
             while (header := _header_at(found, end)) is not None:
-                if header.base_offset >= before_offset or end + header.size_bytes > limit:
+                is_past = header.base_offset >= before_offset or header.next_offset > self._end_offset
+                if is_past or end + header.size_bytes > limit:
                     break
                 end, next_offset = end + header.size_bytes, header.last_offset + 1
         except (OSError, CorruptDataError) as error:
@@ -315,20 +321,20 @@ class PartitionReader:
         if not manifest.start_offset <= offset < manifest.next_offset:
             return None
         manifest = await self._spillovers.piece_at(manifest, offset)
-        segments = manifest.segments
+        segments, end_offset = manifest.segments, manifest.records_end
         for row in range(segments.row_at_or_after(offset), len(segments)):
             segment = segments[row]
             index = await self._hydrator.index(manifest.partition, segment)
             layout = self._hydrator.layout(index)
             at = max(offset, segment.base_offset)
             chunk = layout.holding(at)
-            while chunk is not None:
+            while chunk is not None and at < end_offset:
                 is_last = layout.after(chunk) is None and row + 1 < len(segments)
                 next_segment = segments[row + 1] if is_last else None
                 found = await self._hydrator.open(
                     manifest.partition, segment, index, chunk, offset=at, next_segment=next_segment
                 )
-                held = _held(found, index, offset)
+                held = _held(found, index, offset, end_offset=end_offset)
                 if held is not None:
                     return held
                 # The opened chunk may be only a part of the wanted chunk.
@@ -338,11 +344,12 @@ class PartitionReader:
         return passage(manifest, offset, next_offset=manifest.next_offset)
 
 
-def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches | None:
+def _held(found: HydratedChunk, index: SegmentIndex, offset: int, *, end_offset: int) -> HeldBatches | None:
     """
     Return where the batch of *offset* begins in a chunk, or the next one that has records.
 
-    If no such batch of the chunk reaches *offset*, the chunk is given back and None is returned.
+    If no such batch of the chunk reaches *offset*, or it has an offset past *end_offset* (exclusive), the
+    chunk is given back and None is returned.
 
     Raises:
         LocalFileError: The cached file cannot be read. The next reader checks it again.
@@ -355,8 +362,10 @@ def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches
         while header is not None and (header.last_offset < offset or not header.record_count):
             begin += header.size_bytes
             header = _header_at(found, begin)
-        is_held = header is not None
-        return None if header is None else HeldBatches(found, index, begin, header)
+        if header is None or header.next_offset > end_offset:
+            return None
+        is_held = True
+        return HeldBatches(found, index, begin, header, end_offset=end_offset)
     except (OSError, CorruptDataError) as error:
         raise _unreadable(found, error) from error
     finally:

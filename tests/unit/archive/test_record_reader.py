@@ -14,6 +14,7 @@ from tieringd.archive.archive_reader import LOOKUP_BYTES
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header, sealed
+from tieringd.policies.chunk_layout import history_part
 
 
 @pytest.fixture
@@ -233,3 +234,24 @@ async def test_damaged_time_of_a_large_batch_is_noticed(writer, archive, store):
     assert await archive.records.first_offset_at(manifest, DEFAULT_TIME_MS + 1) == 1
     with pytest.raises(CorruptDataError):
         await archive.records.first_offset_at(manifest, DEFAULT_TIME_MS + 2)
+
+
+@pytest.mark.parametrize("value", [b"a", b"a" * 5000], ids=["sparse", "dense"])
+@pytest.mark.parametrize("end_offset", [1, 3, 4, 5, 6, 9])
+async def test_part_of_a_merged_segment_has_the_records_before_its_end(writer, archive, *, end_offset, value):
+    """A part that ends inside a segment has no record and no time from past its end."""
+    for number in range(4):
+        writer.append(value, value, value, timestamp_ms=DEFAULT_TIME_MS + 1000 * number)
+    writer.roll()
+    manifest = await archived(writer, archive)
+    part = history_part(manifest, end_offset=end_offset, next_start=end_offset + 2)
+    assert sorted(await values_in(archive, part)) == list(range(end_offset))
+    for offset in range(12):
+        record = await archive.records.first_record_at(
+            part, DEFAULT_TIME_MS + 1000 * (offset // 3) + offset % 3
+        )
+        assert (record and record.offset) == (offset if offset < end_offset else None)
+    latest_ms = await archive.records.latest_timestamp_ms(part)
+    whole = end_offset // 3
+    assert latest_ms == (DEFAULT_TIME_MS + 1000 * (whole - 1) + 2 if whole else None)
+    assert await archive.records.latest_timestamp_ms(manifest) == DEFAULT_TIME_MS + 3002

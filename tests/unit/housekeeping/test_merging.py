@@ -17,12 +17,14 @@ from tests.fakes.store import store_unavailable
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
-from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import data_key, index_key, topic_key
 from tieringd.housekeeping.merging import ATTEMPTS_MAX, SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import RetentionPace
+from tieringd.reading.history import History, LogReader
 
 DELAY_MS = 600_000
 PACE = RetentionPace(interval_ms=60_000, delete_delay_ms=DELAY_MS)
@@ -371,3 +373,33 @@ async def test_attempts_at_segments_that_expired_are_forgotten(store, writer, tm
     assert len(merging.merger._attempts) == 1
     merging.merger.plan(manifest.expired(len(manifest.segments), now_ms=0), limits)
     assert len(merging.merger._attempts) == 0
+
+
+async def test_merge_takes_no_history_from_a_restored_topic(store, tmp_path, clock):
+    """A merge in a cluster that lives on, across the offset at which another topic continues its archive."""
+    old = LogWriter(tmp_path / "old")
+    new = LogWriter(tmp_path / "new", topic_id="AAAAAAAAAAAAAAAAAAAAAB", first_offset=12)
+    archive = archive_in(store, now_ms=clock)
+    for writer in (old, new):
+        for _ in range(4):
+            writer.closed_segment()
+        await archived(writer, archive)
+    history = History(store, archive.manifests, now_ms=clock)
+    await history.link(HistoryLink(topic_key(new.identified), topic_key(old.identified), ((0, 12),)))
+    for _ in range(4):
+        old.closed_segment()
+    size_bytes = sum(one.size_bytes for one in (await archived(old, archive)).segments)
+    assert await Merging(store, old, tmp_path).all_steps(MergeLimits(size_bytes, size_bytes // 2)) == 1
+    assert bases(store, old) == [0]
+
+    gaps = []
+    reader = LogReader(
+        new.identified,
+        manifests=archive.manifests,
+        records=archive.records,
+        from_offset=0,
+        on_gap=gaps.append,
+        history=history,
+    )
+    assert [one.offset async for one in reader.records(read_committed=True)] == list(range(24))
+    assert gaps == []

@@ -45,10 +45,17 @@ def test_offsets_without_a_copy_are_a_gap(end_offset, next_start):
     assert (part.next_offset, part.gaps) == (40, (Gap(30, 39, GONE, 0),))
 
 
-def test_gap_begins_with_a_segment_that_lies_over_the_end():
-    """The segment's records would come twice. The segments before it stay readable."""
-    part = history_part(THREE, end_offset=15, next_start=17)
-    assert (spans(part), part.next_offset, part.gaps) == ([(0, 10)], 17, (Gap(10, 16, GONE, 0),))
+@pytest.mark.parametrize(("next_start", "gaps"), [(15, ()), (17, (Gap(15, 16, GONE, 0),))])
+def test_segment_that_lies_over_the_end_counts_up_to_there(next_start, gaps):
+    """The segment's records past the end would come twice. Those before it stay readable."""
+    part = history_part(THREE, end_offset=15, next_start=next_start)
+    assert (spans(part), part.next_offset, part.gaps) == ([(0, 10), (10, 20)], next_start, gaps)
+    assert part.records_end == part.seen_from(12).records_end == 15
+
+
+def test_segment_over_the_end_goes_with_the_records_before_the_end():
+    """A segment of which a deletion left only records past the end has none for this log."""
+    assert spans(history_part(THREE.seen_from(16), end_offset=15, next_start=15)) == []
 
 
 @given(manifests(), st.integers(0, 10**6), st.data())
@@ -58,5 +65,11 @@ def test_part_is_sound_whatever_the_archive_is(manifest, behind, data):
     end_offset = data.draw(st.sampled_from(ends) | st.integers(manifest.start_offset, manifest.next_offset))
     next_start = min(end_offset + behind, 2**63 - 1)
     part = history_part(manifest, end_offset=end_offset, next_start=next_start)
+    if part.segments and part.segments[-1].next_offset > part.records_end:
+        # The last segment crosses the end. The part is sound if the segment is taken to end there.
+        assert part.records_end == end_offset
+        ending = replace(part.segments[-1], last_offset=end_offset - 1)
+        before = part.segments.head(len(part.segments) - 1)
+        part = replace(part, segments=before.appended([ending]))
     assert part.faults() == ()
     assert part.next_offset == next_start

@@ -24,6 +24,7 @@ from tieringd.formats.records import iter_records
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.cache_trim import TrimLimits
+from tieringd.policies.chunk_layout import history_part
 from tieringd.reading import partition_reader
 from tieringd.reading.chunk_download import DownloadLimits
 from tieringd.reading.partition_reader import (
@@ -170,6 +171,39 @@ async def test_batches_that_a_cleaner_has_emptied_are_passed_over(store, host):
         for offset, base in ((3, 6), (5, 6), (9, 12), (11, 12)):
             assert (await read(hydrator, manifest, offset))[0].base_offset == base
         assert [one.record_count for one in await read(hydrator, manifest, 0)] == [3, 0, 3, 0]
+
+
+@pytest.mark.parametrize("is_dense", [True, False], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("end_offset", "next_start"), [(12, 12), (12, 15), (13, 13), (14, 16), (2, 2)])
+async def test_part_of_a_merged_segment_ends_at_its_end(
+    writer, archive, store, host, *, is_dense, end_offset, next_start
+):
+    """
+    A segment that the old cluster has merged across a link gives the batches before the link, and no other.
+
+    A batch that is on both sides gives none of its records: a client would miss those of the new log.
+    """
+    if is_dense:
+        manifest = PartitionManifest.begin(PARTITION, start_offset=0)
+        manifest = manifest.appended([Stored(store, batches=7).segment])
+    else:
+        for _ in range(7):
+            writer.append()
+        writer.roll()
+        manifest = await archived(writer, archive)
+    part = history_part(manifest, end_offset=end_offset, next_start=next_start)
+    size_bytes = manifest.segments[0].size_bytes // 7
+    async with running(host) as hydrator:
+        for limit in (1, size_bytes * 5 // 2, 1 << 30):
+            offset, found = 0, []
+            while offset < part.next_offset:
+                headers = await read(hydrator, part, offset, size_bytes_max=limit)
+                found += headers
+                offset = headers[-1].next_offset
+            assert offset == next_start
+            bases = [one.base_offset for one in found if not one.is_control]
+            assert bases == list(range(0, end_offset - 2, 3))
+        assert await read(hydrator, part, next_start) is None
 
 
 async def test_gap_at_the_end_is_a_marker_at_its_end(writer, archive, host):
