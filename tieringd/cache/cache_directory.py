@@ -6,8 +6,8 @@ The cache directory: crash-safe files under their objects' names.
     access_times            when each file was last read
 
 A file gets its name when it is whole, and never changes afterwards. So a crash leaves only parts behind,
-which the next start removes. A name proves nothing about the bytes: a file counts as checked only if
-this process checked its bytes and the file was not changed since.
+which the next start or comparison removes. A name proves nothing about the bytes: a file counts as checked
+only if this process checked its bytes and the file was not changed since.
 
 Files with names that are not the cache's are left alone. All methods block: call them in a thread. Several
 threads may call them. Errors of the disk are `LocalFileError`; the caller goes on without the cache.
@@ -163,10 +163,9 @@ class PartFile:
     @classmethod
     def create(cls, tree: Tree, name: str, size_bytes: int) -> PartFile:
         """Create an empty part, and allocate its whole size on the disk."""
-        part_name = f"{INCOMING}/{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
-        part = cls(tree, part_name, tree.create(part_name), name, size_bytes)
+        part_name, fd = _locked_part(tree)
+        part = cls(tree, part_name, fd, name, size_bytes)
         try:
-            fcntl.flock(part.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if size_bytes:
                 os.posix_fallocate(part.fd, 0, size_bytes)
         except BaseException:
@@ -205,9 +204,36 @@ class PartFile:
             os.close(self._fd)
             self._fd = None
         if self._part_name is not None:
-            with suppress(OSError):  # On a disk that refuses writes, the next start removes it.
+            with suppress(OSError):  # On a disk that refuses writes, a later comparison removes it.
                 self._tree.unlink(self._part_name)
             self._part_name = None
+
+
+def _locked_part(tree: Tree) -> tuple[str, int]:
+    """
+    Create an empty part and lock it. Return its name in *tree* and its descriptor.
+
+    Between the two, `remove_leftovers` of another process may take it for a leftover: another one is created
+    then. A part that has the lock and a name keeps both.
+    """
+    for _ in range(_CREATE_ATTEMPTS):
+        part_name = f"{INCOMING}/{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+        fd = tree.create(part_name)
+        is_ours = False
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = os.fstat(fd).st_nlink > 0
+        except BaseException:
+            with suppress(OSError):
+                tree.unlink(part_name)
+            raise
+        finally:
+            if not is_ours:
+                os.close(fd)
+        if is_ours:
+            return part_name, fd
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), part_name)
 
 
 def remove_leftovers(tree: Tree) -> int:
@@ -347,7 +373,7 @@ class CacheDirectory:
 
     def start(self) -> ScanReport:
         """
-        Remove what a crash left behind, and count the files.
+        Create the directory if it is missing, remove what a crash left behind, and count the files.
 
         A read-only directory still serves the files that it holds.
 
@@ -356,18 +382,18 @@ class CacheDirectory:
         """
         with translated(self.path, "be used as the cache"):
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            remove_leftovers(self._tree)
         return self.compare(self._load_access_times())
 
     def compare(self, times: dict[str, int] | None = None) -> ScanReport:
         """
-        Make the accounts match the disk.
+        Make the accounts match the disk, and remove what processes that have ended left unfinished.
 
         Raises:
             LocalFileError: The directory cannot be read.
         """
         number = self.accounts.begin_comparison()
         with translated(self.path, "be read"):
+            remove_leftovers(self._tree)
             report = scan(str(self.path), buckets=self.buckets, threads=self.walk_concurrency)
         self.accounts.compare(number, report.files, times or {})
         return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import subprocess
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from tests.fakes.archive import Clock
 from tests.support.examples import examples
 from tests.unit.cache.cached import a_chunk, an_index, data_in, files_in, put, segment_key, started
-from tieringd.cache.cache_directory import PartFile, Tree
+from tieringd.cache.cache_directory import PartFile, Tree, remove_leftovers
 from tieringd.errors import LocalFileError
 from tieringd.formats.access_times import encode_access_times
 
@@ -284,6 +285,50 @@ def test_part_that_is_being_written_is_no_leftover(tmp_path, directory):
     directory.publish(part).close()
     assert data_in(directory, a_chunk(0), 3) == b"abc"
     assert (directory.path / "incoming" / "notes.txt").exists()
+
+
+class EagerTree(Tree):
+    """A tree in which another process looks for leftovers before the lock of the first new part is taken."""
+
+    def __init__(self, root, *, holds):
+        super().__init__(root)
+        self.holds = holds
+        self.held_fd = None
+
+    def create(self, name):
+        """Create a file, and take the first one for a leftover: with *holds*, its removal is under way."""
+        fd = super().create(name)
+        if self.held_fd is None:
+            self.held_fd = self.open(name)
+            if self.holds:
+                fcntl.flock(self.held_fd, fcntl.LOCK_EX)
+            else:
+                assert remove_leftovers(self) == 1
+        return fd
+
+
+@pytest.mark.parametrize("holds", [True, False], ids=["is removed", "was removed"])
+def test_new_part_that_is_taken_for_a_leftover_is_created_again(directory, *, holds):
+    """A part is without a lock for a moment. Its writer notices that it lost the part, and has another."""
+    tree = EagerTree(str(directory.path), holds=holds)
+    part = PartFile.create(tree, a_chunk(), 3)
+    os.close(tree.held_fd)
+    assert remove_leftovers(tree) == holds, "only the lost part is a leftover"
+    part.write(0, b"abc")
+    directory.publish(part).close()
+    assert data_in(directory, a_chunk(), 3) == b"abc"
+
+
+def test_comparison_removes_what_an_ended_process_left_unfinished(directory):
+    """A comparison removes leftovers as a start does, and leaves parts that are being written."""
+    part = directory.part(a_chunk(0), 3)
+    os.close(PartFile.create(Tree(str(directory.path)), a_chunk(1), 3).detach())
+    assert len(list(directory.path.glob("incoming/*.part"))) == 2
+    directory.compare()
+    assert len(list(directory.path.glob("incoming/*.part"))) == 1
+    part.write(0, b"abc")
+    directory.publish(part).close()
+    assert data_in(directory, a_chunk(0), 3) == b"abc"
 
 
 CRASHING = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import AsyncExitStack, suppress
 
 from tests.fakes.hydration import CHUNK_BYTES, Host, running
@@ -131,6 +133,39 @@ async def test_file_that_a_worker_could_not_report_is_counted_after_its_end(tmp_
         workers.rooms.end(host)
         await workers.daemon.keeper.step()
         assert (workers.use.size_bytes, workers.use.reserved_bytes) == (CHUNK_BYTES, 0)
+
+
+WRITING = """
+import sys, time
+from pathlib import Path
+from tieringd.cache.cache_directory import CacheDirectory
+part = CacheDirectory(Path(sys.argv[1]), now_ms=lambda: 0).part("chunk", 1 << 20)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def kill_while_writing(cache):
+    """Have a process begin a file in *cache*, and kill it."""
+    with subprocess.Popen([sys.executable, "-c", WRITING, cache], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout.readline() == b"ready\n"
+        worker.kill()
+
+
+@virtually
+async def test_unfinished_file_of_a_killed_worker_takes_no_room(tmp_path, store):
+    """The file is in no account and under no limit, so the daemon removes it at once."""
+    workers = Workers(tmp_path, store, chunks=3)
+    cache = tmp_path / "cache"
+    async with running(workers.daemon):
+        await workers.daemon.keeper.step()
+        mine = workers.daemon.directory.part("mine", 1)
+        kill_while_writing(cache)
+        assert len(list(cache.glob("incoming/*.part"))) == 2
+        workers.rooms.end(workers.hosts[0])
+        await workers.daemon.keeper.step()
+        assert len(list(cache.glob("incoming/*.part"))) == 1
+        mine.abandon()
 
 
 @virtually

@@ -2,8 +2,8 @@
 How workers share the cache directory: the daemon's side, and the worker's.
 
 The daemon's keeper counts what all workers have written and reserved. A worker that ends leaves its
-reservations behind, and perhaps a file that it could not report: the daemon releases the ones, and compares
-its counts with the disk for the other.
+reservations behind, and perhaps a file that it could not report, or had not finished: the daemon releases
+the reservations, and compares its counts with the disk, which removes what is unfinished.
 """
 
 from __future__ import annotations
