@@ -128,7 +128,18 @@ class ChecksumRejected(StorageError):
 
 
 class StorageDenied(StorageError):
-    """The credentials are wrong, or do not allow this operation."""
+    """
+    The credentials are wrong, or do not allow this operation.
+
+    *may_pass* says that the refusal may end without a change to the configuration: this machine's clock is
+    wrong, or a service issues no credentials to it yet. Both are usual in the first seconds after a boot.
+    """
+
+    def __init__(
+        self, message: str, *, key: str | None = None, hint: str | None = None, may_pass: bool = False
+    ) -> None:
+        super().__init__(message, key=key, hint=hint)
+        self.may_pass = may_pass
 
 
 class BucketNotFound(StorageError):

@@ -22,7 +22,8 @@ class GcsTokenEndpoint:
         self.public_key = public_key
         self.assertions = []
         self.refusal: str | None = None
-        """A status line to refuse with. The refusal quotes the assertion."""
+        """A status line to refuse with. The refusal quotes the assertion, unless `words` has others."""
+        self.words: str | None = None
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
@@ -31,7 +32,8 @@ class GcsTokenEndpoint:
         assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer"
         self.assertions.append(form["assertion"])
         if self.refusal is not None:
-            said = {"error": "invalid_grant", "error_description": f"Bad signature of {form['assertion']}"}
+            words = self.words or f"Bad signature of {form['assertion']}"
+            said = {"error": "invalid_grant", "error_description": words}
             await self._answer(exchange, self.refusal, said)
             return
         url = f"http://{exchange.headers['host']}{exchange.path}"

@@ -68,7 +68,7 @@ async def run_daemon(
 
     Raises:
         ConfigError: The configuration cannot be used on this host, the bucket does not exist, or the store
-            refuses the credentials: another try does not help.
+            refuses the keys: another try does not help.
         StorageError: The disk of a file store is not mounted.
     """
     keep_arenas_few()
@@ -326,6 +326,10 @@ async def _check_store(config: Config, parts: DaemonParts) -> None:
             await (parts.archive.check_store() if cluster is None else parts.check(cluster))
         except StorageUnavailable as error:
             log.warning("object store does not answer yet", error=str(error))
+        except StorageDenied as error:
+            if not error.may_pass:
+                raise
+            log.warning("object store cannot be used yet", error=str(error))
         except CorruptDataError as error:
             # The unit would start the daemon again at once, and each end cuts the gateway's clients off. The
             # store refuses writes until the record can be read.
@@ -338,12 +342,13 @@ def _permanent_faults_named(config: Config) -> Iterator[None]:
     """
     Turn a store's refusal at the start into a fault of the configuration, which ends the unit's restarts.
 
-    The directory of a file store is left out: it comes back when its disk is mounted.
+    The directory of a file store is left out: it comes back when its disk is mounted. So is a refusal that
+    may pass: the clock of a host is set, and its role has credentials, some seconds after its boot.
     """
     try:
         yield
     except (BucketNotFound, StorageDenied) as error:
-        if config.backend == "file":
+        if config.backend == "file" or (isinstance(error, StorageDenied) and error.may_pass):
             raise
         raise ConfigError(error.message, hint=error.hint) from error
 

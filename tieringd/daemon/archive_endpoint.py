@@ -406,6 +406,8 @@ async def _begin(groups: KeptGroups, archive: Archive, *, place: str) -> None:
         await archive.check_store()
         await groups.leases.start()
     except StorageDenied as error:
+        if error.may_pass:
+            raise
         raise ConfigError(
             f"gateway.consumer_groups needs to write below {GROUPS_PREFIX} and {PROBE_PREFIX} at {place}, "
             f"and the store refuses it: {error}",

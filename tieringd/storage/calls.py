@@ -8,6 +8,7 @@ module (`gcs_responses` for `gcs`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,11 +16,14 @@ from typing import Any, ClassVar
 
 import aiohttp
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import StorageUnavailable
 
 TRUST_HINT = "check cloud_storage_trust_file"
 THROTTLING_STATUSES = frozenset({429, 503})
 """A store that gets too many requests sends one of these: Too Many Requests, or Service Unavailable."""
+_REFUSED_FROM_SECONDS = 900
+"""S3 and Azure refuse a request whose time is this far from their own."""
 
 
 @dataclass(slots=True)
@@ -97,6 +101,22 @@ def retry_after_seconds(value: str | None) -> float | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+def clock_hint(date: str | None, *, is_certain: bool = False) -> str:
+    """
+    Return what to do where this machine's clock is why a store refused a request; empty where it is not.
+
+    *date* is the Date header of the refusal. *is_certain* says that the store itself names the clock.
+    """
+    error_seconds = 0.0
+    if date:
+        with suppress(ValueError):  # A Date that cannot be read tells nothing.
+            error_seconds = wall_clock_ms() / 1000 - parsedate_to_datetime(date).timestamp()
+    if not is_certain and abs(error_seconds) < _REFUSED_FROM_SECONDS:
+        return ""
+    side = "behind" if error_seconds < 0 else "ahead of"
+    return f"set this machine's clock: it is {abs(error_seconds):.0f} s {side} the store's"
 
 
 def send_once(session: aiohttp.ClientSession) -> None:

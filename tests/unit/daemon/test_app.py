@@ -12,6 +12,8 @@ import base64
 import os
 import signal
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 import yaml
@@ -21,7 +23,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.support.raw_http import serving
 from tieringd.config import parse_config
 from tieringd.daemon.app import run_daemon, run_once
-from tieringd.errors import BucketNotFound, ConfigError
+from tieringd.errors import BucketNotFound, ConfigError, StorageDenied
 from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY
 
 _EMPTY_LISTING = (
@@ -38,6 +40,8 @@ class Bucket:
 
     def __init__(self) -> None:
         self.exists = True
+        self.refusal: str | None = None
+        """The code of a 403 to each request; None without one."""
         self.open = asyncio.Event()
         self.held = asyncio.Event()
         """Set while the put of a segment is held back."""
@@ -49,6 +53,11 @@ class Bucket:
         """Answer one request."""
         if not self.exists:
             await exchange.answer("404 Not Found", _NO_SUCH_BUCKET, Content_Type="application/xml")
+        elif self.refusal is not None:
+            await exchange.read_body()
+            document = f"<Error><Code>{self.refusal}</Code><Message>no</Message></Error>".encode()
+            date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+            await exchange.answer("403 Forbidden", document, Content_Type="application/xml", Date=date)
         elif exchange.method == "PUT":
             body = await exchange.read_body()
             checksum = base64.b64encode(crc32c(body).to_bytes(4, "big")).decode()
@@ -286,6 +295,42 @@ async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
     async with running(run_daemon(config())) as daemon:
         with pytest.raises(ConfigError, match="there is no bucket archive"):
             await daemon
+
+
+async def test_wrong_clock_ends_no_daemon_at_its_start(config, bucket, log):
+    """A daemon that starts before the clock of its host is set says so, and goes on when it is set."""
+    bucket.refusal = "RequestTimeTooSkewed"
+    bucket.open.set()
+    changes = {"shutdown_timeout_ms": _LONG_MS, "cloud_storage_reconciliation_interval_ms": 10}
+    async with running(run_daemon(config(**changes))) as daemon:
+        said = asyncio.create_task(log.said("object store cannot be used yet"))
+        await asyncio.wait({daemon, said}, return_when=asyncio.FIRST_COMPLETED)
+        assert not daemon.done(), daemon.exception()
+        (entry,) = (one for one in log.entries if one["event"] == "object store cannot be used yet")
+        assert "set this machine's clock: it is" in entry["error"]
+        assert bucket.stored == []
+        bucket.refusal = None
+        await log.said("segment durable")
+        interrupt()
+        await daemon
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        pytest.param("RequestTimeTooSkewed", StorageDenied, id="clock"),
+        pytest.param("SignatureDoesNotMatch", ConfigError, id="keys"),
+    ],
+)
+async def test_refusal_at_a_start_is_a_fault_of_the_configuration_unless_it_may_pass(
+    config, bucket, log, code, error
+):
+    """A single pass with wrong keys is not to be tried again; one with a wrong clock is."""
+    bucket.refusal = code
+    async with running(run_once(config())) as work:
+        with pytest.raises(error) as caught:
+            await work
+    assert type(caught.value) is error
 
 
 async def test_unreadable_record_of_owners_ends_no_daemon(config, bucket, log):

@@ -212,6 +212,7 @@ async def test_failure_of_the_token_service_is_told_apart_from_a_refusal(cloud, 
         assert not caught.value.outcome_unknown
     else:
         assert caught.value.hint
+        assert caught.value.may_pass
 
 
 async def test_unknown_identity_names_the_setting(cloud):

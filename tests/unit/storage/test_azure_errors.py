@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 from crc32c import crc32c
@@ -179,6 +182,21 @@ async def test_answer_that_says_more_than_a_line_is_cut():
         with pytest.raises(StorageDenied, match="AuthenticationFailed said the server") as caught:
             await store.get("key")
     assert "more" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call", ["get", "put"])
+@pytest.mark.parametrize("hours", [-2, 0, 2])
+async def test_refusal_of_a_request_that_is_out_of_time_tells_of_the_clock(hours, call):
+    """A wrong clock and a wrong key have one code: the service's Date says which it is."""
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=hours) * 1.005, usegmt=True)
+    async with store_of(Refusing("403 Forbidden", "AuthenticationFailed", Date=date)) as store:
+        with pytest.raises(StorageDenied) as caught:
+            await (put(store) if call == "put" else store.get("key"))
+    hint = caught.value.hint or ""
+    side = "behind" if hours > 0 else "ahead of"
+    told = f"set this machine's clock: it is 7[12]\\d\\d s {side}" if hours else "check cloud_storage_azure"
+    assert re.match(told, hint)
+    assert caught.value.may_pass is bool(hours)
 
 
 async def test_unknown_host_is_unavailable_and_without_effect():

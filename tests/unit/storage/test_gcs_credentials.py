@@ -287,6 +287,7 @@ async def test_metadata_server_without_a_token_is_told_by_class(status, error, m
         with pytest.raises(TieringError, match=match) as caught:
             await store.get("key")
         assert type(caught.value) is error
+        assert getattr(caught.value, "may_pass", True)
         assert metadata.host in str(caught.value)
         assert metadata.requests == 1
         metadata.refusal = None
@@ -328,6 +329,23 @@ async def test_answer_without_a_usable_token_is_unavailable(document):
     assert bucket.seen == []
 
 
+async def test_assertion_that_is_out_of_time_tells_of_the_clock(key_file, private_key):
+    """A wrong clock of this machine is named, and not the key; the refusal ends when the clock is set."""
+    endpoint = GcsTokenEndpoint(private_key.public_key())
+    endpoint.refusal = "400 Bad Request"
+    endpoint.words = (
+        "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check "
+        "your iat and exp values in the JWT claim."
+    )
+    async with (
+        serving(endpoint) as url,
+        store_of(Bucket(), service_account_file=key_file(f"{url}/token")) as store,
+    ):
+        with pytest.raises(StorageDenied, match="set this machine's clock") as caught:
+            await store.get("key")
+    assert caught.value.may_pass
+
+
 @pytest.mark.parametrize(
     ("status", "error"),
     [
@@ -346,8 +364,10 @@ async def test_refused_assertion_is_told_without_it(key_file, private_key, caplo
     ):
         with pytest.raises(error, match=r"invalid_grant Bad signature of \[cut\]") as caught:
             await store.get("key")
-    if error is StorageUnavailable:
+    if isinstance(caught.value, StorageUnavailable):
         assert caught.value.retry_after_seconds == 3
+    else:
+        assert not caught.value.may_pass
     (assertion,) = endpoint.assertions
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
     assert not [part for part in assertion.split(".") if part in shown]

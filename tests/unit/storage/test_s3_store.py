@@ -127,6 +127,18 @@ async def test_final_answers_have_classes_of_their_own(status, code, error):
     assert "secret " not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "may_pass"),
+    [("RequestTimeTooSkewed", True), ("ExpiredToken", True), ("AccessDenied", False)],
+)
+async def test_refusal_says_whether_it_may_pass(code, may_pass):
+    """A refusal for the clock, or for a role's old credentials, ends without a new configuration."""
+    async with store_of(refusing("403 Forbidden", code)) as store:
+        with pytest.raises(StorageDenied) as caught:
+            await store.get("key")
+    assert caught.value.may_pass is may_pass
+
+
 @pytest.mark.parametrize("hours", [-2, 2])
 async def test_refusal_of_a_request_that_is_out_of_time_tells_of_the_clock(hours):
     """A refused HEAD has no code: the store's Date says whether this machine's clock is the reason."""
@@ -138,6 +150,7 @@ async def test_refusal_of_a_request_that_is_out_of_time_tells_of_the_clock(hours
             with pytest.raises(StorageDenied) as caught:
                 await store.head("key")
             assert re.match(told, caught.value.hint or "")
+            assert caught.value.may_pass is (told == off)
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def _translated(source: str) -> Iterator[None]:
         status = response.status_code if response is not None else 0
         text = f"no token from {source}: {error.message}"
         if status in _CLIENT_ERRORS and status not in _TRANSIENT_STATUSES:
-            raise StorageDenied(text, hint=_DENIED_HINT[source]) from error
+            raise StorageDenied(text, hint=_DENIED_HINT[source], may_pass=True) from error
         wait = retry_after_seconds(response.headers) if response is not None else None
         raise StorageUnavailable(text, retry_after_seconds=wait) from error
     except (AzureError, OSError) as error:

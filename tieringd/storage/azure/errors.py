@@ -51,6 +51,8 @@ _DENIED_CODES = {
     "UnauthorizedBlobOverwrite",
 }
 _DENIED_STATUSES = {401, 403}
+_SIGNATURE_CODES = {"", "AuthenticationFailed"}
+"""Codes for a wrong signature; that of a request whose time is too far off is one of them."""
 # The service sends these when it refused to begin, or when it cannot do the request as it stands.
 _NOT_DONE_CODES = {
     "AccountBeingCreated",
@@ -139,7 +141,9 @@ def _by_class(call: AzureCall, code: str, status: int, headers: Mapping[str, str
             is_throttling=status in calls.THROTTLING_STATUSES,
         )
     if code in _DENIED_CODES or status in _DENIED_STATUSES:
-        return StorageDenied(text, key=call.key, hint=_HINTS.get(code, _CREDENTIALS_HINT))
+        clock = calls.clock_hint(headers.get("Date")) if code in _SIGNATURE_CODES else ""
+        hint = clock or _HINTS.get(code, _CREDENTIALS_HINT)
+        return StorageDenied(text, key=call.key, hint=hint, may_pass=bool(clock))
     return StorageError(text, key=call.key, hint=_HINTS.get(code))
 
 

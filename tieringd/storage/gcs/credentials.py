@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from gcloud.aio.auth import Token
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
-from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
+from tieringd.storage.calls import TRUST_HINT, clock_hint, retry_after_seconds
 from tieringd.storage.single_flight import Flight, SingleFlight
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -43,6 +43,8 @@ _SECRET = re.compile(r"[\w./+=-]{40,}")
 _HEADER_SAFE = re.compile(r"[!-~]+")
 _BUSY_STATUSES = {408, 429}
 _REFUSED_FROM, _FAILED_FROM = 400, 500
+_CLOCK_WORDS = "in a reasonable timeframe"
+"""Google says this of an assertion whose times are not those of its own clock."""
 _REQUIRED_FIELDS = ("client_email", "private_key", "token_uri")
 
 _FILE_HINT = (
@@ -161,7 +163,11 @@ class GcsToken(Token):
             if error.status in _BUSY_STATUSES or error.status >= _FAILED_FROM:
                 wait = error.headers.get("Retry-After") if error.headers is not None else None
                 return StorageUnavailable(text, retry_after_seconds=retry_after_seconds(wait))
-            return StorageDenied(text, hint=_FILE_HINT if self.service_data else _METADATA_HINT)
+            if not self.service_data:
+                return StorageDenied(text, hint=_METADATA_HINT, may_pass=True)
+            date = error.headers.get("Date") if error.headers is not None else None
+            clock = clock_hint(date, is_certain=_CLOCK_WORDS in text)
+            return StorageDenied(text, hint=clock or _FILE_HINT, may_pass=bool(clock))
         if isinstance(error, (aiohttp.ContentTypeError, KeyError, TypeError, ValueError)):
             return StorageUnavailable(f"{subject}: its response is not a token")
         if isinstance(error, (aiohttp.ClientError, OSError)):

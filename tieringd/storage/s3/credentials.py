@@ -262,7 +262,8 @@ class _WatchedSession:
             return StorageUnavailable(f"{service} does not respond{cause}", hint=hint)
         if self.status >= _FAILED_FROM or self.status in _BUSY_STATUSES:
             return StorageUnavailable(f"{service} answers with status {self.status}", hint=hint)
-        return StorageDenied(f"{service} returns no credentials (status {self.status})", hint=hint)
+        text = f"{service} returns no credentials (status {self.status})"
+        return StorageDenied(text, hint=hint, may_pass=True)
 
 
 class _InstanceMetadata:
@@ -364,9 +365,11 @@ class _WebIdentity:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if code in _STS_BUSY_CODES or status in _BUSY_STATUSES or status >= _FAILED_FROM:
                 return StorageUnavailable(subject)
-            return StorageDenied(subject, hint="check the role's trust policy and the token's audience")
+            hint = "check the role's trust policy and the token's audience"
+            return StorageDenied(subject, hint=hint, may_pass=True)
         if isinstance(error, OSError) and error.filename is not None:
-            return StorageDenied(subject, hint="check the file that AWS_WEB_IDENTITY_TOKEN_FILE names")
+            hint = "check the file that AWS_WEB_IDENTITY_TOKEN_FILE names"
+            return StorageDenied(subject, hint=hint, may_pass=True)
         return StorageUnavailable(
             subject, hint="check the connection to sts.<region>.amazonaws.com, or set AWS_ENDPOINT_URL_STS"
         )

@@ -8,8 +8,7 @@ code decides, otherwise the HTTP status.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from email.utils import parsedate_to_datetime
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -24,7 +23,6 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from tieringd.clock import wall_clock_ms
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,
@@ -35,7 +33,7 @@ from tieringd.errors import (
     StorageUnavailable,
     TieringError,
 )
-from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, Call, retry_after_seconds
+from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, Call, clock_hint, retry_after_seconds
 
 _CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _MISSING_CODES = {"NoSuchKey", "NotFound", "404"}
@@ -72,8 +70,6 @@ _RETRYABLE_STATUSES = {408, 409, 429}
 _FAILED_FROM = 500
 _NOT_IMPLEMENTED = 501  # Final: the server does not know a header that we send.
 
-_REFUSED_FROM_SECONDS = 900
-"""S3 refuses a request whose time is this far from its own."""
 _CREDENTIALS_HINT = (
     "check cloud_storage_access_key, cloud_storage_secret_key and cloud_storage_region (or the role, where "
     "there are no keys), and that its policy allows this"
@@ -109,8 +105,17 @@ def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
     if code in _MISSING_CODES:
         return ObjectNotFound(f"{call.subject}: there is no such object", key=call.key)
     if code in _DENIED_CODES or code in _EXPIRED_CODES or status in {401, 403}:
-        hint = _clock_hint(code, metadata.get("HTTPHeaders", {}).get("date")) or _CREDENTIALS_HINT
-        return StorageDenied(text, key=call.key, hint=hint)
+        # The response to a HEAD has no code, and the store's time says as much.
+        date = metadata.get("HTTPHeaders", {}).get("date")
+        is_clock = code in _CLOCK_CODES
+        clock = clock_hint(date, is_certain=is_clock) if is_clock or code in {"", "403"} else ""
+        return StorageDenied(
+            text,
+            key=call.key,
+            hint=clock or _CREDENTIALS_HINT,
+            # Expired credentials are those of a role, which its service renews.
+            may_pass=bool(clock) or code in _EXPIRED_CODES,
+        )
     if (
         code in _NOT_DONE_CODES
         or code in _FAILED_CODES
@@ -125,20 +130,6 @@ def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
             is_throttling=code in _THROTTLING_CODES or status in THROTTLING_STATUSES,
         )
     return (ChecksumRejected if code in _CHECKSUM_CODES else StorageError)(text, key=call.key)
-
-
-def _clock_hint(code: str, date: str | None) -> str:
-    """Return what to do if this machine's clock is why the store refused; empty if it is not known to be."""
-    error_seconds = 0.0
-    if date:
-        with suppress(ValueError):  # A Date that cannot be read tells nothing.
-            error_seconds = wall_clock_ms() / 1000 - parsedate_to_datetime(date).timestamp()
-    # The response to a HEAD has no code, and the store's time says as much.
-    is_out_of_time = code in {"", "403"} and abs(error_seconds) >= _REFUSED_FROM_SECONDS
-    if code not in _CLOCK_CODES and not is_out_of_time:
-        return ""
-    side = "behind" if error_seconds < 0 else "ahead of"
-    return f"set this machine's clock: it is {abs(error_seconds):.0f} s {side} the store's"
 
 
 def is_expired(error: StorageError) -> bool:
