@@ -38,7 +38,7 @@ _LOW, _DEGRADED = 1, 2
 _FAULTS: Final = {
     PartitionFault.CORRUPT: (
         "corrupt local data: the partition is not archived from there on",
-        "tieringd explain {topic} {partition}   # then delete this replica, and let Kafka copy it again",
+        "tieringd explain {topic} {partition}   # another broker has to lead before this replica is deleted",
     ),
     PartitionFault.FENCED: (
         "another daemon archives the partition under the same leader epoch",

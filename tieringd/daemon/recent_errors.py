@@ -32,7 +32,8 @@ _REMEDIES: Final = {
     "left out of this round": "allow the daemon's user to read the path, or grant DESCRIBE on the topic",
     "object store does not answer yet": "check endpoint, network and credentials of the object store",
     "segment is corrupt: the partition is neither uploaded nor trimmed from here on": (
-        "replace the replica on this broker: delete it, and let Kafka copy it from another one"
+        "let another broker lead the partition, and wait until tieringd_pinned_bytes is 0; then delete the "
+        "replica on this broker: Kafka copies it again"
     ),
     "the partition waits for an operator": "see 'When a partition waits for an operator' in operating.md",
     "archiver stopped": "run one tieringd for each broker: stop the other daemon, then restart this one",

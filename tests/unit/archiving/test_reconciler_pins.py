@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.fakes.archive import values_in, written_below
 from tests.fakes.daemons import Daemon
+from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.manifest_upkeep import REFRESH_INTERVAL_MS
 from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.errors import BrokerDenied
 
@@ -245,3 +248,59 @@ async def test_active_segment_that_grows_after_its_pin_is_archived_whole(make_da
         assert (manifest.next_offset, manifest.gaps) == (end, ())
         assert await values_in(daemon.archive, manifest) == written_below(writer, end)
         assert daemon.pinned(writer) == []
+
+
+@virtually
+async def test_replica_with_corrupt_data_is_replaced_without_a_loss(make_daemon, tmp_path, store):
+    """
+    A corrupt partition's pins become durable at another leader; then its replica may be deleted.
+
+    These are the runbook's steps for TieringdCorruptData. A replica that is deleted while it has pins loses
+    what they hold.
+    """
+    here = make_daemon()
+    bad = here.writers[1]
+    logs, pin_root = tmp_path.parent / f"{tmp_path.name}-other", tmp_path.parent / f"{tmp_path.name}-held"
+    pin_root.mkdir()
+    good = LogWriter(logs, *bad.name)
+    good.closed_segment()
+    other = Daemon(logs, store, [good], pin_root=pin_root)
+    other.broker.followed[good.name] = other.broker.epochs.pop(good.name)
+    async with here.running(), other.running():
+        await here.round()
+        first = bad.closed_segment()
+        bad.flip_byte(first)
+        good.closed_segment()
+        for _ in range(4):
+            bad.closed_segment()
+            good.closed_segment()
+        for _ in range(3):
+            await here.round()
+        assert here.status(bad).fault
+        for _ in range(4):
+            bad.drop_head()
+            good.drop_head()
+        for _ in range(3):
+            await here.round()
+        assert here.pinned(bad)[0] == first
+        assert here.value("tieringd_pinned_bytes") > 0
+        # Leadership moves, and the pins are waited for.
+        for writer in (bad, good):
+            writer.begin_epoch(1)
+        del here.broker.epochs[bad.name], other.broker.followed[good.name]
+        here.broker.followed[bad.name] = other.broker.epochs[good.name] = 1
+        for _ in range(3):
+            await here.round()
+        here.clock.now_ms += REFRESH_INTERVAL_MS
+        for _ in range(3):
+            await here.round()
+        assert here.value("tieringd_pinned_bytes") == 0
+        # The replica is deleted, and takes longer to come back than two scans.
+        del here.broker.followed[bad.name]
+        shutil.rmtree(bad.path)
+        for _ in range(4):
+            await here.round()
+        assert here.value("tieringd_pins_given_up_total") == 0
+        manifest = stored_manifest(store, good)
+        assert manifest.gaps == ()
+        assert await values_in(other.archive, manifest) == written_below(good, good.bases[-1])
