@@ -443,7 +443,7 @@ def _room(config: Config, log_dir: Path) -> CheckResult:
         remedy = "Make room: producers are held back at this state (docs/operating.md, Disk space)"
         return CheckResult("free_space", str(log_dir), CheckOutcome.WARNING, f"{message}: degraded", remedy)
     if free_bytes <= low_bytes:
-        remedy = "Make room, or shorten local retention"
+        remedy = "Make room, or lower local.retention.ms of large topics"
         return CheckResult("free_space", str(log_dir), CheckOutcome.WARNING, f"{message}: low", remedy)
     return CheckResult("free_space", str(log_dir), CheckOutcome.OK, message)
 

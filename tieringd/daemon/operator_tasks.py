@@ -161,12 +161,12 @@ def _full_disks(metrics: Metrics, *, is_settled: bool) -> Iterator[Task]:
             first = "tieringd space ballast release" if ballast_bytes else "tieringd space plan"
             yield Task(
                 f"the disk of {place[0]} is out of space, {left}: the broker stops when it is full",
-                f"{first}   # then shorten retention, or add space",
+                f"{first}   # then lower local.retention.ms, or add space",
             )
         elif state == _LOW:
             yield Task(
                 f"the disk of {place[0]} is low on space, {left}",
-                "tieringd space plan   # then shorten local retention, or add space",
+                "tieringd space plan   # then lower local.retention.ms, or add space",
             )
     is_degraded = _DEGRADED in states.values()
     yield from _held_back(metrics, is_degraded=is_degraded)

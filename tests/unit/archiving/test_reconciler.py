@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -525,3 +527,27 @@ async def test_each_partition_manifest_has_a_topic_manifest_in_the_end(tmp_path,
             assert topic in store.objects
         store.refused_prefix = None
     assert topic in store.objects
+
+
+@pytest.mark.parametrize(
+    ("page", "step"),
+    [
+        pytest.param("docs/disk_full.md", "Lower what stays on the broker", id="full disk"),
+        pytest.param("docs/migration.md", "Set the local target", id="migration"),
+        pytest.param("docs/runbook.md", "shows what can be reclaimed. Lower", id="TieringdDiskLow"),
+    ],
+)
+@virtually
+async def test_setting_that_a_page_names_for_a_full_disk_trims(tmp_path, store, writers, page, step):
+    """A page's first setting frees the broker's disk, with `retention_local_strict` at its default."""
+    text = (Path(__file__).parents[3] / page).read_text()
+    named = re.search(f"{re.escape(step)}[^`]*`([a-z.]+)`", text)
+    assert named, step
+    daemon = Daemon(tmp_path, store, writers, is_strict=False)
+    async with daemon.running():
+        await daemon.round()
+        daemon.broker.configs["orders"] = {named[1]: "1"}
+        for _ in range(3):
+            daemon.clock.now_ms += 3_600_000
+            await daemon.round()
+        assert [writer.bases_on_disk[0] for writer in writers] == [3, 3, 3]
