@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def key_and_certificate(*, days: int = 1) -> tuple[bytes, bytes]:
+def key_and_certificate(
+    *, days: int = 1, subject: str = "a server of a test or benchmark"
+) -> tuple[bytes, bytes]:
     """
     Return a key and a certificate that it signs for itself, valid for *days*, each as PEM.
+
+    A server that trusts two of them tells them apart by their subjects.
 
     A client that trusts the certificate trusts the server. The certificate is not marked as an authority,
     because some clients refuse a server that presents one.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server of a test or benchmark")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     now = dt.datetime.now(dt.UTC)
     signed = (

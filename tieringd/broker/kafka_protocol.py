@@ -20,9 +20,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 from aiokafka.conn import AIOKafkaConnection, CloseReason, collect_hosts
 from aiokafka.errors import (
     IllegalSaslStateError,
@@ -40,6 +42,8 @@ from tieringd.formats.kafka_wire.kio_decoding import UNREADABLE, decoded_of_brok
 
 if TYPE_CHECKING:
     from kio.static.protocol import RequestPayload, ResponsePayload
+
+log = structlog.get_logger(__name__)
 
 CLIENT_ID: Final = "tieringd"
 """The client id of every daemon."""
@@ -242,6 +246,7 @@ class KafkaConnections:
         _check(settings)
         self.bootstrap: tuple[tuple[str, int], ...] = _addresses(settings.bootstrap)
         self._settings = settings
+        self._tls_version = _version_of_files(settings)
         self._tls = tls_context(settings)
         self._open: dict[tuple[str, int], AIOKafkaConnection] = {}
         self._opening: dict[tuple[str, int], _Turns] = {}
@@ -278,6 +283,8 @@ class KafkaConnections:
             async with turns.lock:
                 connection = self._open.get(address)
                 if connection is None or not connection.connected():
+                    if self._tls is not None:
+                        await asyncio.to_thread(self._renew_tls)
                     connection = self._new_connection(address)
                     await connection.connect()
                     self._forget_broken()
@@ -287,6 +294,25 @@ class KafkaConnections:
             turns.calls -= 1
             if not turns.calls:
                 del self._opening[address]
+
+    def _renew_tls(self) -> None:
+        """Use the TLS files as they are now. Files that cannot be used are logged once per change. Blocks."""
+        version = _version_of_files(self._settings)
+        if version is None or version == self._tls_version:
+            return
+        self._tls_version = version
+        files = _tls_files(self._settings)
+        try:
+            self._tls = tls_context(self._settings)
+        except ConfigError as error:
+            log.error(  # noqa: TRY400 its text is enough
+                "a renewed certificate cannot be used; the one before it is still presented",
+                property="broker.security",
+                path=", ".join(files),
+                error=str(error),
+            )
+        else:
+            log.info("certificate renewed", property="broker.security", path=", ".join(files))
 
     def _forget_broken(self) -> None:
         """Forget connections that have ended: a broker that has left the cluster is never asked again."""
@@ -385,7 +411,22 @@ def tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
         if settings.ssl_cert_file is not None:
             context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
     except OSError as error:
-        files = [settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file]
-        named = ", ".join(name for name in files if name is not None)
+        named = ", ".join(_tls_files(settings))
         raise ConfigError(f"the TLS files of the broker section cannot be used ({named}): {error}") from error
     return context
+
+
+def _tls_files(settings: KafkaSettings) -> tuple[str, ...]:
+    if not settings.security_protocol.endswith("SSL"):
+        return ()
+    files = (settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file)
+    return tuple(name for name in files if name is not None)
+
+
+def _version_of_files(settings: KafkaSettings) -> tuple[tuple[int, int, int], ...] | None:
+    """Return a value that changes with the TLS files; None while one of them is being replaced."""
+    try:
+        found = [Path(name).stat() for name in _tls_files(settings)]
+    except OSError:
+        return None
+    return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in found)
