@@ -18,10 +18,13 @@ from tieringd.broker.layout import Layout
 from tieringd.config import Config
 from tieringd.daemon.local_broker import layout_of
 from tieringd.metrics import Metrics
+from tieringd.metrics.restarts import restarted
 from tieringd.policies.upload_control import UploadPace
 from tieringd.processors import usable_processors
 from tieringd.reading.history import History
 from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.at_once import cancelled
+from tieringd.storage.kept_credentials import keep_credentials
 from tieringd.storage.resilient import ResilientStore
 from tieringd.storage.store_opening import StoreCheck, max_connections, opened_store
 
@@ -64,14 +67,20 @@ async def opened_archive(
     clock = ArchiveClock(metrics=metrics)
     async with opened_store(config, metrics) as store:
         clock.listen_to(store.backend)
-        yield archive_on(
-            store,
-            check_store=StoreCheck(config, store),
-            gate=UploadGate(_full_pace(config), timers=asyncio.get_running_loop()),
-            layout=layout_of(config),
-            writer_id=writer_id,
-            clock=clock,
+        keeping = asyncio.create_task(
+            restarted("credentials", lambda: keep_credentials(store), on_failure=metrics.health.task_failed)
         )
+        try:
+            yield archive_on(
+                store,
+                check_store=StoreCheck(config, store),
+                gate=UploadGate(_full_pace(config), timers=asyncio.get_running_loop()),
+                layout=layout_of(config),
+                writer_id=writer_id,
+                clock=clock,
+            )
+        finally:
+            await cancelled((keeping,))
 
 
 def archive_on(
