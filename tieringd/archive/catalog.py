@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.errors import STORE_FAULTS, ObjectNotFound, RetryableError, TieringError
+from tieringd.errors import STORE_FAULTS, ConfigError, ObjectNotFound, RetryableError, TieringError
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
@@ -128,26 +128,38 @@ class Catalog:
         latest = (_latest(found[name]) for name in sorted(found))
         return tuple(manifest for manifest in latest if manifest.lifecycle not in BEYOND_RETURN)
 
-    async def topic(self, name: str) -> ArchivedTopic:
+    async def topic(self, name: str, *, cluster: str | None = None) -> ArchivedTopic:
         """
-        Return a topic with its partitions. Of several incarnations it is the latest one that is not purged.
+        Return a topic of *cluster*, or of any where it is None, with its partitions.
+
+        Of several incarnations it is the latest one that is not purged.
 
         Raises:
             ObjectNotFound: The bucket has no topic of this name.
+            ConfigError: *cluster* is None, and several clusters have a topic of this name.
         """
         found = [
             manifest
             async for key in self._topic_keys()
             if key.topic == name
+            and cluster in {None, key.cluster}
             and (manifest := await self._manifests.load_topic(key)) is not None
             and manifest.partition_count
         ]
         if not found:
             raise ObjectNotFound(
-                f"the bucket holds no topic named {name}",
+                f"the bucket holds no topic named {name}{f' of cluster {cluster}' if cluster else ''}",
                 hint="`tieringd archive topics` lists what it holds",
             )
-        return await self.with_partitions(_latest(found))
+        # A purged topic of another cluster leaves the name to the cluster that still has one.
+        readable = [one for one in found if one.lifecycle not in BEYOND_RETURN] or found
+        clusters = sorted({one.key.cluster for one in readable})
+        if len(clusters) > 1:
+            raise ConfigError(
+                f"several clusters have a topic named {name} in the bucket: {', '.join(clusters)}",
+                hint=f"Choose one: --from-cluster {' or --from-cluster '.join(clusters)}",
+            )
+        return await self.with_partitions(_latest(readable))
 
     async def incarnation(self, name: str, topic_id: str) -> TopicManifest:
         """
@@ -179,14 +191,15 @@ class Catalog:
         whole = [await spillovers.with_history(manifest) for manifest in topic.partitions]
         return replace(topic, partitions=tuple(whole))
 
-    async def partition(self, name: str, number: int) -> PartitionManifest:
+    async def partition(self, name: str, number: int, *, cluster: str | None = None) -> PartitionManifest:
         """
-        Return the manifest of one partition.
+        Return the manifest of one partition of a topic that is chosen as `topic` does.
 
         Raises:
             ObjectNotFound: The bucket has no such topic, or nothing of this partition.
+            ConfigError: *cluster* is None, and several clusters have a topic of this name.
         """
-        archived = await self.topic(name)
+        archived = await self.topic(name, cluster=cluster)
         for manifest in archived.partitions:
             if manifest.partition.partition == number:
                 return manifest

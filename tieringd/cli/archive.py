@@ -27,6 +27,7 @@ from tieringd.cli.options import (
     ConfigFile,
     DryRun,
     Format,
+    FromCluster,
     OutputFormat,
     TopicPatterns,
     counted,
@@ -47,7 +48,7 @@ from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import found_file_root, init_file_root, note_first_start
 from tieringd.daemon.local_broker import opened_broker
-from tieringd.daemon.ownership_check import claimant_of, owner_record
+from tieringd.daemon.ownership_check import claimant_of, cluster_on_disk, owner_record
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.archive_owners import ArchiveOwners
 from tieringd.formats.object_keys import TopicKey, data_key
@@ -212,14 +213,16 @@ def topics(config: ConfigFile, patterns: TopicPatterns = None, output: Format = 
 
 
 @archive_app.command()
-def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
+def describe(
+    topic: Topic, config: ConfigFile, from_cluster: FromCluster = None, output: Format = OutputFormat.TABLE
+) -> None:
     """
     Show each partition of a topic: offsets, sizes, last commit, gaps, and what it waits for.
 
     The command asks the daemon that runs with this configuration what a partition waits for, if the
     daemon answers: for example an open transaction, or a fault.
     """
-    rows = run_async(_describe(loaded(config), topic))
+    rows = run_async(_describe(loaded(config), topic, from_cluster))
     columns = (
         "partition",
         "start_offset",
@@ -236,10 +239,14 @@ def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TAB
 
 @archive_app.command()
 def manifest(
-    topic: Topic, partition: Partition, config: ConfigFile, output: Format = OutputFormat.TABLE
+    topic: Topic,
+    partition: Partition,
+    config: ConfigFile,
+    from_cluster: FromCluster = None,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Show one partition's manifest, every field and every segment."""
-    found = run_async(_manifest(loaded(config), topic, partition))
+    found = run_async(_manifest(loaded(config), topic, partition, from_cluster))
     document = _manifest_document(found)
     if output.is_data:
         print_document(document, output)
@@ -283,13 +290,13 @@ def verify(
 
 
 @archive_app.command()
-def cat(topic: Topic, partition: Partition, config: ConfigFile) -> None:
+def cat(topic: Topic, partition: Partition, config: ConfigFile, from_cluster: FromCluster = None) -> None:
     """Write the archived batches, raw and in offset order, to standard output."""
     if sys.stdout.isatty():
         raise typer.BadParameter(
             "standard output is a terminal, and batches are bytes; redirect it to a file or a program"
         )
-    run_async(_cat(loaded(config), topic, partition))
+    run_async(_cat(loaded(config), topic, partition, from_cluster))
 
 
 async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault) -> list[dict[str, Any]]:
@@ -314,10 +321,12 @@ async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault)
         ]
 
 
-async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
+async def _describe(config: Config, topic: str, cluster: str | None) -> list[dict[str, Any]]:
     async with opened_archive(config) as archive:
-        found = await archive.catalog.with_history(await archive.catalog.topic(topic))
-        waits = await waiting(config, topic)
+        found = await archive.catalog.with_history(await archive.catalog.topic(topic, cluster=cluster))
+        own = await asyncio.to_thread(cluster_on_disk, config)
+        # The daemon knows nothing of another cluster's topic, and may have one of the same name.
+        waits = await waiting(config, topic) if own in {None, found.topic.key.cluster} else {}
         return [
             {
                 "topic": one.partition.topic,
@@ -335,9 +344,9 @@ async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
         ]
 
 
-async def _manifest(config: Config, topic: str, partition: int) -> PartitionManifest:
+async def _manifest(config: Config, topic: str, partition: int, cluster: str | None) -> PartitionManifest:
     async with opened_archive(config) as archive:
-        manifest = await archive.catalog.partition(topic, partition)
+        manifest = await archive.catalog.partition(topic, partition, cluster=cluster)
         return await archive.manifests.spillovers.with_history(manifest)
 
 
@@ -360,9 +369,9 @@ async def _verify(
         return reports
 
 
-async def _cat(config: Config, topic: str, partition: int) -> None:
+async def _cat(config: Config, topic: str, partition: int, cluster: str | None) -> None:
     async with opened_archive(config) as archive:
-        found = await archive.catalog.partition(topic, partition)
+        found = await archive.catalog.partition(topic, partition, cluster=cluster)
         for gap in found.gaps:
             typer.echo(
                 f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: {gap.reason}",

@@ -16,6 +16,7 @@ from tieringd.cli.options import (
     ConfigFile,
     DryRun,
     Format,
+    FromCluster,
     OutputFormat,
     loaded,
     print_document,
@@ -41,10 +42,6 @@ groups_app = typer.Typer(
     no_args_is_help=True,
 )
 Group = Annotated[str, typer.Argument(help="The group's name.")]
-FromCluster = Annotated[
-    str | None,
-    typer.Option("--from-cluster", help="The archived cluster, if the bucket has topics of several."),
-]
 _TRIES: Final = 5
 _EARLIEST, _LATEST = "earliest", "latest"
 _LISTED: Final = ("group", "state", "protocol", "members", "offsets", "emptied_at")

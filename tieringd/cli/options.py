@@ -53,6 +53,10 @@ ConfigFile = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the same, say what would change, and change nothing.")
 ]
+FromCluster = Annotated[
+    str | None,
+    typer.Option("--from-cluster", help="The archived cluster, if the bucket has topics of several."),
+]
 TopicPatterns = Annotated[
     list[str] | None,
     typer.Argument(

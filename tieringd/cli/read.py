@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from tieringd.cli.human import human_size
-from tieringd.cli.options import ConfigFile, loaded, moment, run_async
+from tieringd.cli.options import ConfigFile, FromCluster, loaded, moment, run_async
 from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
@@ -126,6 +126,7 @@ def read(
         bool,
         typer.Option("--archive-only", help="Do not use the broker, and stop at the end of the archive."),
     ] = False,
+    from_cluster: FromCluster = None,
     progress: Annotated[
         bool | None, typer.Option(help="Show the progress on standard error; the default on a terminal.")
     ] = None,
@@ -143,6 +144,7 @@ def read(
             loaded(config),
             topic,
             partition,
+            from_cluster,
             offset=offset,
             timestamp_ms=timestamp,
             count=count,
@@ -159,6 +161,7 @@ async def _read(
     config: Config,
     topic: str,
     partition: int,
+    cluster: str | None,
     *,
     offset: int | None,
     timestamp_ms: int | None,
@@ -170,7 +173,7 @@ async def _read(
     progress: ReadProgress,
 ) -> None:
     async with opened_archive(config) as archive:
-        manifest = await archive.catalog.partition(topic, partition)
+        manifest = await archive.catalog.partition(topic, partition, cluster=cluster)
         if count == 0:
             return
         reading = PartitionReading(

@@ -21,6 +21,7 @@ from tieringd.cli.human import time_text
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document, run_async
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
+from tieringd.daemon.ownership_check import own_cluster
 from tieringd.errors import ConfigError, StorageError, TieringError
 from tieringd.formats.object_keys import data_key
 from tieringd.model.manifest import PartitionManifest
@@ -133,7 +134,7 @@ async def _resolve(
     case = _case_of(status, topic, number)
     decision_id = secrets.token_hex(8)
     async with opened_archive(config, writer_id=decision_id) as archive:
-        found = await archive.catalog.partition(topic, number)
+        found = await archive.catalog.partition(topic, number, cluster=await own_cluster(config))
         stored = (await archive.manifests.load(found.partition)).existing
         waiting, _ = await archive.manifests.decisions.of(found.partition)
         version = ManifestVersion.of(stored)

@@ -17,6 +17,7 @@ from tieringd.cli.options import (
     ConfigFile,
     DryRun,
     Format,
+    FromCluster,
     OutputFormat,
     loaded,
     print_document,
@@ -27,6 +28,7 @@ from tieringd.cli.options import (
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
+from tieringd.daemon.ownership_check import own_cluster
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving, OriginalRetention, TopicManifest
 from tieringd.topics.retention_manager import release as release_retention
@@ -43,9 +45,11 @@ _COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_
 
 
 @topic_app.command()
-def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
+def show(
+    topic: Topic, config: ConfigFile, from_cluster: FromCluster = None, output: Format = OutputFormat.TABLE
+) -> None:
     """Show what the bucket records about a topic: its state, and its original retention."""
-    found = run_async(_found(loaded(config), topic)).topic
+    found = run_async(_found(loaded(config), topic, from_cluster)).topic
     original = found.original_retention
     document = {
         "topic": found.key.topic,
@@ -137,17 +141,17 @@ def manage(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
     typer.echo(f"{topic}: daemons manage its retention again if tieringd.managed.retention is set")
 
 
-async def _found(config: Config, topic: str) -> ArchivedTopic:
+async def _found(config: Config, topic: str, cluster: str | None) -> ArchivedTopic:
     async with opened_archive(config) as archive:
-        return await archive.catalog.topic(topic)
+        return await archive.catalog.topic(topic, cluster=cluster)
 
 
 async def _change(
     config: Config, topic: str, change: Callable[[TopicManifest], TopicManifest], *, dry_run: bool
 ) -> ArchivedTopic:
-    """Change a topic's manifest, unless *dry_run*. Return the topic as it was before."""
+    """Change the manifest of this cluster's topic, unless *dry_run*. Return the topic as it was before."""
     async with opened_archive(config) as archive:
-        found = await archive.catalog.topic(topic)
+        found = await archive.catalog.topic(topic, cluster=await own_cluster(config))
         if not dry_run:
             await archive.manifests.change_topic(found.topic.key, change)
         return found
@@ -156,7 +160,7 @@ async def _change(
 async def _release(config: Config, topic: str, *, dry_run: bool) -> OriginalRetention:
     """Release a topic's retention, unless *dry_run*. Return what the broker gets back."""
     async with opened_archive(config) as archive, opened_broker(config) as broker:
-        found = (await archive.catalog.topic(topic)).topic
+        found = (await archive.catalog.topic(topic, cluster=await broker.cluster_id())).topic
         if found.original_retention is None:
             raise ConfigError(
                 f"the retention of topic {topic} is not managed by tieringd: there is nothing to release"

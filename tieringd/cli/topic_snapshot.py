@@ -135,9 +135,11 @@ async def _identified(
         key = TopicKey(cluster, topic, one.topic_id)
         return key, await archive.manifests.load_topic(key)
     try:
-        latest = (await archive.catalog.topic(topic)).topic
+        latest = (await archive.catalog.topic(topic, cluster=cluster)).topic
     except ObjectNotFound as error:
-        raise ObjectNotFound(f"neither this broker nor the bucket has a topic named {topic}") from error
+        raise ObjectNotFound(
+            f"neither this broker nor the bucket has a topic named {topic} of cluster {cluster}"
+        ) from error
     return latest.key, latest
 
 

@@ -24,7 +24,7 @@ from tieringd.archive.owner_record import OwnerRecord
 from tieringd.broker.log_dir import cluster_of
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive
-from tieringd.daemon.local_broker import known_cluster_id
+from tieringd.daemon.local_broker import known_cluster_id, opened_broker
 from tieringd.errors import ConfigError, CorruptDataError, StorageError
 from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER
 from tieringd.formats.json_document import decode_document
@@ -84,6 +84,21 @@ def claimant_of(config: Config, cluster: str) -> Claimant:
 def cluster_on_disk(config: Config) -> str | None:
     """Return the cluster's id as far as no broker is needed to tell it; None otherwise. Blocks."""
     return known_cluster_id(config, cluster_of([str(path) for path in config.broker.log_dirs]))
+
+
+async def own_cluster(config: Config) -> str:
+    """
+    Return the id of the cluster that *config* is for. The broker is asked only where its files do not tell.
+
+    Raises:
+        BrokerUnavailable: The broker has to be asked, and does not answer.
+        BrokerDenied: The broker refuses the question.
+    """
+    on_disk = await asyncio.to_thread(cluster_on_disk, config)
+    if on_disk is not None:
+        return on_disk
+    async with opened_broker(config) as broker:
+        return await broker.cluster_id()
 
 
 class ArchiveCheck:

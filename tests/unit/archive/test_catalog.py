@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
-from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey, topic_manifest_key
+from tieringd.model.topic_lifecycle import Lifecycle
 
 _OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
@@ -97,6 +100,38 @@ async def test_of_several_incarnations_the_latest_counts(archive, tmp_path, cloc
 
     assert found.topic.key.topic_id == _OTHER_ID
     assert found.partitions == (manifest,)
+
+
+async def test_name_in_several_clusters_is_chosen_by_the_cluster(archive, writer, clock):
+    """A name that two clusters have is refused without a cluster, whichever created its topic last."""
+    manifest = await archive_of(writer, archive)
+    ours = key_of(writer)
+    theirs = TopicKey("another-cluster", "orders", _OTHER_ID)
+    clock.now_ms += 1
+    await archive.manifests.ensure_topic(theirs, partition_count=1)
+
+    assert (await archive.catalog.topic("orders", cluster=ours.cluster)).topic.key == ours
+    assert (await archive.catalog.topic("orders", cluster=theirs.cluster)).topic.key == theirs
+    assert await archive.catalog.partition("orders", 0, cluster=ours.cluster) == manifest
+    says = (
+        rf"another-cluster, {ours.cluster}.*--from-cluster another-cluster or --from-cluster {ours.cluster}"
+    )
+    for found in (archive.catalog.topic("orders"), archive.catalog.partition("orders", 0)):
+        with pytest.raises(ConfigError, match=says):
+            await found
+    with pytest.raises(ObjectNotFound, match="no topic named orders of cluster third"):
+        await archive.catalog.topic("orders", cluster="third")
+
+
+async def test_purged_topic_leaves_its_name_to_another_cluster(archive, writer, clock):
+    """A purged topic of another cluster makes no name ambiguous."""
+    await archive_of(writer, archive)
+    clock.now_ms += 1
+    theirs = TopicKey("another-cluster", "orders", _OTHER_ID)
+    await archive.manifests.ensure_topic(theirs, partition_count=1)
+    await archive.manifests.change_topic(theirs, lambda one: replace(one, lifecycle=Lifecycle.PURGED))
+
+    assert (await archive.catalog.topic("orders")).topic.key == key_of(writer)
 
 
 async def test_unknown_topic_is_told_with_what_to_do(archive):

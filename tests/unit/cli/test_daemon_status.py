@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.fakes.archive import tiered_config
 from tests.support.daemon import directory_config, write_config
-from tests.unit.cli.commands import tieringd
+from tests.unit.cli.commands import TOPIC, invoked, tieringd
 from tieringd.cli.daemon_status import asked, waiting, why_silent
 
 STATUS = {
@@ -53,6 +53,19 @@ async def test_partitions_that_wait_say_why(tmp_path, host):
     async with page(web.json_response(STATUS)) as port:
         found = await waiting(config_with(tmp_path, host=host, port=port), "orders")
     assert found == {0: "a transaction is open", 2: "batch CRC"}
+
+
+@pytest.mark.parametrize(("cluster", "waits"), [("local", "an election"), ("another-cluster", None)])
+async def test_daemon_is_asked_about_its_own_cluster_alone(site, tmp_path, cluster, waits):
+    """A daemon of another cluster may have a topic of the same name, and knows nothing of this one."""
+    told = {"topic": TOPIC, "partition": 0, "fault": None, "waits_because": "an election"}
+    async with page(web.json_response({"partitions": [told]})) as port:
+        config = directory_config([tmp_path / "logs"], site.archive, tmp_path / "state", cluster_id=cluster)
+        path = write_config(tmp_path / "tieringd.yaml", config | {"admin": {"port": port}})
+        done = await asyncio.to_thread(
+            invoked, "archive", "describe", TOPIC, "--config", path, "--format", "json"
+        )
+    assert [row["waits_because"] for row in done.json()] == [waits]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,55 @@
 
 from __future__ import annotations
 
-from tests.unit.cli.commands import TOPIC, tieringd
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.cli.commands import TOPIC, TOPIC_ID, invoked, tieringd
+from tieringd.cli.options import loaded
+from tieringd.daemon.archive import opened_archive
+from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import OriginalRetention
+
+OURS = TopicKey("local", TOPIC, TOPIC_ID)
+THEIRS = TopicKey("another-cluster", TOPIC, "AAAAAAAAAAAAAAAAAAAAAA")
+RETENTION_MS = {OURS: "2592000000", THEIRS: "3600000"}
+
+
+@pytest.fixture
+def shared(own_site):
+    """Return an archive that another cluster shares: its topic of the same name is the younger one."""
+    assert tieringd("run", "--once", "--config", own_site.config).exit_code == 0
+
+    async def fill():
+        async with opened_archive(loaded(own_site.config), writer_id="a1") as archive:
+            await archive.manifests.ensure_topic(THEIRS, partition_count=1)
+            for number, (key, limit) in enumerate(RETENTION_MS.items()):
+                kept = OriginalRetention(limit, None, effective_ms=int(limit), effective_bytes=-1)
+                await archive.manifests.change_topic(
+                    key,
+                    lambda one, kept=kept, number=number: replace(
+                        one,
+                        created_at_ms=1_700_000_000_000 + number,
+                        original_retention=kept,
+                        retention_released=True,
+                    ),
+                )
+
+    asyncio.run(fill())
+    return own_site
+
+
+def manifests(site):
+    """Return the manifests of our topic and of the other cluster's."""
+
+    async def load():
+        async with opened_archive(loaded(site.config)) as archive:
+            return [await archive.manifests.load_topic(key) for key in (OURS, THEIRS)]
+
+    return asyncio.run(load())
 
 
 def test_paused_topic_is_neither_uploaded_nor_trimmed(own_site):
@@ -45,3 +93,39 @@ def test_retention_that_is_not_managed_cannot_be_released(own_site):
         "manage its retention again if"
         in tieringd("topic", "manage", TOPIC, "--config", own_site.config).output
     )
+
+
+def test_decisions_are_about_the_topic_of_this_cluster(shared):
+    """The topic of another cluster keeps its manifest, although it has the name and is younger."""
+    ours, theirs = manifests(shared)
+    config = ("--config", shared.config)
+    invoked("topic", "pause", TOPIC, *config)
+    assert manifests(shared) == [replace(ours, archiving="paused"), theirs]
+    invoked("topic", "manage", TOPIC, *config)
+    invoked("topic", "resume", TOPIC, *config)
+    assert manifests(shared) == [replace(ours, retention_released=False), theirs]
+    released = invoked("topic", "release", TOPIC, "--dry-run", *config).output
+    assert f"the broker would get retention.ms={RETENTION_MS[OURS]} " in released
+    shown = invoked("archive", "resolve", f"{TOPIC}-0", *config, "--format", "json").json()
+    assert shown["partition"] == f"{TOPIC}-0"
+
+
+READS = {
+    "show": ("topic", "show", TOPIC),
+    "describe": ("archive", "describe", TOPIC),
+    "manifest": ("archive", "manifest", TOPIC, "0"),
+    "cat": ("archive", "cat", TOPIC, "0"),
+    "read": ("read", TOPIC, "--partition", "0", "--archive-only"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_of_a_name_in_several_clusters_asks_for_one(shared, name):
+    """A command that reads the bucket names the clusters, and what to add."""
+    arguments = (*READS[name], "--config", shared.config)
+    with pytest.raises(ConfigError, match=r"another-cluster, local.*--from-cluster local"):
+        invoked(*arguments)
+    done = invoked(*arguments, "--from-cluster", "local")
+    assert (done.exit_code, bool(done.output)) == (0, True)
+    if name == "show":
+        assert TOPIC_ID in done.output

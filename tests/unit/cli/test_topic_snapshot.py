@@ -86,6 +86,15 @@ async def test_unknown_topic_is_an_error(tmp_path):
         await taken(tmp_path, FakeBroker())
 
 
+async def test_topic_of_another_cluster_is_not_this_one(tmp_path):
+    """A topic that only another cluster has in the bucket is unknown here."""
+    archive = archive_in(MemoryStore())
+    other = TopicKey("another-cluster", "orders", "AAAAAAAAAAAAAAAAAAAAAA")
+    await archive.manifests.ensure_topic(other, partition_count=1)
+    with pytest.raises(ObjectNotFound, match="has a topic named orders of cluster"):
+        await taken(tmp_path, FakeBroker(), archive=archive)
+
+
 async def test_one_partition_is_read_with_what_is_spilled(tmp_path, monkeypatch):
     """The snapshot of one partition loads spilled segments. One of a whole topic loads no history."""
     make_parts_small(monkeypatch)

@@ -12,8 +12,8 @@ from tieringd.archive.owner_record import OwnerRecord
 from tieringd.config import load_config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
-from tieringd.daemon.ownership_check import ArchiveCheck, claimant_of, cluster_on_disk, note_host
-from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.daemon.ownership_check import ArchiveCheck, claimant_of, cluster_on_disk, note_host, own_cluster
+from tieringd.errors import BrokerUnavailable, ConfigError, StorageUnavailable
 from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER
 from tieringd.policies.archive_ownership import Claimant
 from tieringd.storage.file_root import marker_of
@@ -137,6 +137,16 @@ def test_owner_is_the_cluster_where_a_broker_tells_it(tmp_path, kind, named, on_
     assert (claimant.owner == BROKER) is is_broker is not note.exists()
     if not is_broker:
         assert json.loads(note.read_bytes())["id"] == claimant.owner
+
+
+async def test_broker_is_asked_for_the_cluster_only_where_its_files_do_not_tell(tmp_path):
+    """A stopped broker's files tell its cluster. Without them a command ends, and takes no other cluster."""
+    broker = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "log_dirs": [str(tmp_path / "logs")]}
+    config = config_in(tmp_path, broker=broker)
+    with pytest.raises(BrokerUnavailable):
+        await own_cluster(config)
+    (tmp_path / "logs" / "meta.properties").write_text("version=1\ncluster.id=ours\nnode.id=1\n")
+    assert await own_cluster(config) == "ours"
 
 
 async def test_another_cluster_of_the_broker_is_checked_as_well(config):

@@ -63,14 +63,17 @@ def export(
         raise ConfigError("topics: name at least one topic to export")
     archive = partial(bucket_of, config)
     bucket = archive()
-    known = {one.key.topic for one in bucket.run(bucket.catalog.readable(is_chosen_by(topics)))}
+    readable = bucket.run(bucket.catalog.readable(is_chosen_by(topics)))
+    # Of several clusters with a topic of one name, the one that created it last comes last here.
+    by_age = sorted(readable, key=lambda one: one.created_at_ms)
+    known = {one.key.topic: one.key.cluster for one in by_age}
     require_matched(topics, known)
     names = list(dict.fromkeys(name for one in topics for name in sorted(known) if matches(name, [one])))
     with target.opened(config) as place_of:
 
         def export_one(name: str) -> TopicOutcome:
             try:
-                archived = bucket.run(bucket.catalog.topic(name))
+                archived = bucket.run(bucket.catalog.topic(name, cluster=known[name]))
             except TieringError as error:
                 return TopicOutcome(name, error=error)
             return export_topic(
