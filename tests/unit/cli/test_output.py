@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import shutil
 import subprocess
 from datetime import UTC, datetime
 
@@ -107,6 +109,35 @@ def test_lag_is_what_is_not_archived(site):
     assert (row["lag_segments"], row["lag_bytes"], row["lag_seconds"]) == (0, 0, 0)
     assert row["lag_offsets"] == row["log_end_offset"] - row["archived_next_offset"] > 0
     assert invoked("lag", "none-*", "--config", site.config, "--format", "json").json() == []
+
+
+def test_lag_that_cannot_be_read_has_no_figures(tmp_path):
+    """A log that cannot be read shows dashes, and comes first; standard error says why, and the code is 1."""
+    site = make_site(tmp_path)
+    site.archive.mkdir()
+    other = site.partition_directory.with_name(f"{TOPIC}-1")
+    shutil.copytree(site.partition_directory, other)
+    assert len(invoked("lag", "--config", site.config, "--format", "json").json()) == 2
+    (other / "leader-epoch-checkpoint").write_text("nonsense")
+    done = invoked("lag", "--config", site.config, "--format", "json")
+    unknown, known = json.loads(done.output)
+    assert done.exit_code == 1
+    assert (unknown["partition"], unknown["log_end_offset"], unknown["archived_next_offset"]) == (
+        1,
+        None,
+        None,
+    )
+    assert {unknown[name] for name in unknown if name.startswith("lag_")} == {None}
+    assert (known["partition"], known["lag_segments"], known["problem"]) == (0, 2, None)
+    assert "leader-epoch-checkpoint" in unknown["problem"]
+    assert done.errors == f"{TOPIC}-1: {unknown['problem']}\n"
+    table = invoked("lag", "--config", site.config)
+    assert table.output.splitlines()[1].split() == [TOPIC, "1", *"------"]
+
+    (other / "partition.metadata").write_text("nonsense")
+    done = invoked("lag", "--config", site.config, "--format", "json")
+    assert (done.exit_code, [row["partition"] for row in json.loads(done.output)]) == (1, [0])
+    assert "partition.metadata" in done.errors
 
 
 def test_topics_are_chosen_by_patterns_everywhere(site):
