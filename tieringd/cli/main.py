@@ -15,6 +15,7 @@ import re
 import sys
 from importlib import import_module
 from inspect import cleandoc
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -217,6 +218,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line."""
+    _open_closed_streams()
     try:
         try:
             app()
@@ -241,6 +243,14 @@ def main() -> None:
         _discard_output()
         typer.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
+
+
+def _open_closed_streams() -> None:
+    """Send nowhere what goes to a closed stream, as after `>&-`: Python has None in its place then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 it stays open to the end
+            setattr(sys, name, nowhere)
 
 
 def _discard_output() -> None:

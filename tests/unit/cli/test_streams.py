@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.builders import segment_bytes
-from tests.support.daemon import run_well, write_config
+from tests.support.daemon import command, run_well, write_config
 from tests.support.warm_start import start_command
 from tests.unit.cli.commands import TOPIC, invoked, make_site, read_terminal, tieringd
 from tests.unit.cli.test_dry_run import ALL
@@ -159,6 +159,24 @@ def test_output_that_cannot_be_written_is_no_traceback(words, root):
         assert words in MAY_PRINT_NOTHING or code == 1
     if words not in MAY_PRINT_NOTHING:
         assert on_full[1].endswith("error: standard output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_stream_leaves_the_exit_code_as_it_is(root, closed):
+    """A stream that the shell has closed is for no output: the exit code tells what the command did."""
+    (root / "wrong.yaml").write_text("nonsense: 1\n")
+
+    def code(*arguments: str) -> tuple[int, bool]:
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}', "sh", *command(*arguments)], check=False, stderr=subprocess.PIPE
+        )
+        return done.returncode, b"Traceback" in done.stderr
+
+    assert code("version") == (0, False)
+    assert code("config", "check", str(root / "wrong.yaml")) == (2, False)
+    config = ("--config", str(root / "tieringd.yaml"))
+    assert code("read", TOPIC, "--partition", "0", *config) == (0, False)
+    assert code("topic", "show", "none", *config) == (1, False)
 
 
 def errors_on_a_terminal(*arguments) -> str:
