@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tieringd.archive.catalog import ArchivedTopic
+from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.broker.pins import PinDirectory, with_true_ends
 from tieringd.cli.delete_records import delete_records
 from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
@@ -29,8 +32,10 @@ from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.daemon.ownership_check import own_cluster
-from tieringd.errors import ConfigError, LocalFileError
+from tieringd.errors import ConfigError, CorruptDataError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving, OriginalRetention, TopicManifest
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.policies.pinning import Pin, PinnedLog, judged, with_pins
 from tieringd.topics.retention_manager import release as release_retention
 
 topic_app = typer.Typer(
@@ -41,7 +46,7 @@ topic_app.command()(describe_storage)
 topic_app.command()(delete_records)
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
-_COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_offsets")
+_COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "pinned_offsets", "missing_offsets")
 
 
 @topic_app.command()
@@ -69,9 +74,10 @@ def show(
 @topic_app.command()
 def pause(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
     """Stop uploading and trimming a topic on every broker, until it is resumed."""
+    settings = loaded(config)
     found = run_async(
         _change(
-            loaded(config),
+            settings,
             topic,
             lambda known: replace(known, archiving=Archiving.PAUSED),
             dry_run=dry_run,
@@ -82,9 +88,15 @@ def pause(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
             f"{topic} would be paused; archiving is {found.topic.archiving.value}; nothing was changed"
         )
         return
+    is_pinned = settings.broker.kind == "kafka" and settings.pin_segments
+    what = (
+        "what it deletes stays in pins up to pin_max_bytes, and more than that"
+        if is_pinned
+        else "what it deletes"
+    )
     typer.echo(
         f"{topic} is paused: every daemon stops archiving it within a round. The broker's own retention "
-        "continues; what it deletes before `tieringd topic resume` becomes a gap in the archive."
+        f"continues; {what} before `tieringd topic resume` becomes a gap in the archive."
     )
 
 
@@ -184,36 +196,77 @@ def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
     """
     Return one row for each partition: the archive's end, the local log's start, and the offsets between.
 
-    Values are None where the archive or this host's disks do not have the partition.
+    Of those, pins hold some, and the others are missing. Values are None where the archive or this host's
+    disks do not have the partition.
     """
+    # An ordinary import would load the whole daemon at each start of `tieringd topic`.
+    from tieringd.daemon.assembly import left_pin_directories  # noqa: PLC0415
+
     ends = {one.partition.partition: one.next_offset for one in found.partitions}
+    pin_directories = left_pin_directories(config, ())
     rows: list[dict[str, Any]] = []
     for local in scan_log_dirs([str(path) for path in config.broker.log_dirs]).partitions:
         name = local.topic_partition
         if name.topic != found.topic.key.topic or local.topic_id != found.topic.key.topic_id:
             continue
         try:
-            first_offset = read_local_log(local).first_offset
-        except LocalFileError as error:
+            log, pins = _read_with_pins(local, pin_directories)
+        except (LocalFileError, CorruptDataError) as error:
             typer.echo(f"{name}: {error}", err=True)
             continue
         end = ends.pop(name.partition, None)
-        missing = None if end is None or first_offset is None else max(0, first_offset - end)
-        rows.append(
-            {
-                "partition": name.partition,
-                "archive_next_offset": end,
-                "local_first_offset": first_offset,
-                "missing_offsets": missing,
-            }
-        )
-    rows.extend(
-        {
-            "partition": number,
+        row: dict[str, Any] = {
+            "partition": name.partition,
             "archive_next_offset": end,
-            "local_first_offset": None,
+            "local_first_offset": log.first_offset,
+            "pinned_offsets": None,
             "missing_offsets": None,
         }
+        if end is not None and log.first_offset is not None:
+            missing = _missing_offsets(log, pins, end)
+            row["missing_offsets"] = missing
+            row["pinned_offsets"] = max(0, log.first_offset - end) - missing
+        rows.append(row)
+    rows.extend(
+        dict.fromkeys(_COVERAGE) | {"partition": number, "archive_next_offset": end}
         for number, end in ends.items()
     )
     return sorted(rows, key=lambda row: int(row["partition"]))
+
+
+def _read_with_pins(
+    partition: LocalPartition, directories: Sequence[PinDirectory]
+) -> tuple[LocalLog, tuple[Pin, ...]]:
+    """
+    Return a partition's log, and its pins in any of *directories*.
+
+    Raises:
+        LocalFileError: A file cannot be read.
+        CorruptDataError: The pins may be those of the log before this one.
+    """
+    found = PinnedLog(
+        elsewhere=tuple(
+            replace(directory.found(partition), is_elsewhere=not _is_on_one_filesystem(directory, partition))
+            for directory in directories
+        )
+    )
+    # The log is read after its pins, so what the broker deletes in between is in one of them at least.
+    log = read_local_log(partition)
+    return judged(log, with_true_ends(log, found))
+
+
+def _is_on_one_filesystem(directory: PinDirectory, partition: LocalPartition) -> bool:
+    """Return whether numbers of files in both places are of one filesystem."""
+    with named_errors(directory.root, "be read"):
+        return Path(directory.root).stat().st_dev == Path(partition.log_dir).stat().st_dev
+
+
+def _missing_offsets(log: LocalLog, pins: Sequence[Pin], next_offset: int) -> int:
+    """Return how many offsets from *next_offset* to the start of *log* no pin holds."""
+    missing = 0
+    for segment in with_pins(log, pins):
+        missing += max(0, segment.base_offset - next_offset)
+        if segment.next_offset is None or segment.base_offset == log.first_offset:
+            break
+        next_offset = max(next_offset, segment.next_offset)
+    return missing

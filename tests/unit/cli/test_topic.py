@@ -6,10 +6,16 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import yaml
 
+from tests.builders import segment_bytes
+from tests.support.daemon import write_config
 from tests.unit.cli.commands import TOPIC, TOPIC_ID, invoked, tieringd
+from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.broker.pins import PinDirectory
 from tieringd.cli.options import loaded
 from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.assembly import pin_candidates
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention
@@ -71,9 +77,50 @@ def test_paused_topic_is_neither_uploaded_nor_trimmed(own_site):
         "partition": 0,
         "archive_next_offset": before[0]["next_offset"],
         "local_first_offset": row["local_first_offset"],
+        "pinned_offsets": 0,
         "missing_offsets": 0,
     }
     assert "1 partitions: 0 segments uploaded" in tieringd("run", "--once", *config).errors
+
+
+@pytest.mark.parametrize("are_pinned", [(24,), (24, 36), (), (36,)], ids=str)
+def test_resume_counts_what_pins_hold(own_site, are_pinned):
+    """Offsets that the broker deleted while the topic was paused are missing only where no pin holds them."""
+    assert tieringd("run", "--once", "--config", own_site.config).exit_code == 0
+    for base_offset in (36, 48):
+        path = own_site.partition_directory / f"{base_offset:020d}.log"
+        path.write_bytes(segment_bytes(base_offset))
+    log_dir = own_site.partition_directory.parent
+    (log_dir / "meta.properties").write_text("version=1\ncluster.id=local\nnode.id=1\n")
+    text = yaml.safe_load(own_site.config.read_text())
+    text["broker"] |= {"kind": "kafka", "bootstrap": ["127.0.0.1:1"]}
+    config = ("--config", write_config(own_site.config, text))
+    paused = invoked("topic", "pause", TOPIC, *config).output
+    assert "what it deletes stays in pins up to pin_max_bytes" in paused
+
+    pins = PinDirectory(pin_candidates(loaded(own_site.config), log_dir)[0])
+    (local,) = scan_log_dirs([str(log_dir)]).partitions
+    log = read_local_log(local)
+    for segment in log.segments:
+        if segment.base_offset in are_pinned:
+            assert pins.make(local, segment)
+    pins.note(log)
+    for base_offset in (0, 12, 24, 36):
+        for path in own_site.partition_directory.glob(f"{base_offset:020d}.*"):
+            path.unlink()
+    done = invoked("topic", "resume", TOPIC, *config, "--format", "json")
+    pinned = 12 * len(are_pinned)
+    assert done.json() == [
+        {
+            "partition": 0,
+            "archive_next_offset": 24,
+            "local_first_offset": 48,
+            "pinned_offsets": pinned,
+            "missing_offsets": 24 - pinned,
+        }
+    ]
+    table = invoked("topic", "resume", TOPIC, *config).output
+    assert ("become gaps" in table) == (pinned < 24)
 
 
 def test_unknown_topic_is_said(site):
