@@ -16,6 +16,7 @@ from tieringd.errors import STORE_FAULTS, ConfigError, ObjectNotFound, Retryable
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectStore
@@ -30,6 +31,18 @@ class ArchivedTopic:
 
     topic: TopicManifest
     partitions: tuple[PartitionManifest, ...]
+
+    @property
+    def without_manifest(self) -> tuple[TopicIdPartition, ...]:
+        """
+        Return the counted partitions that have no manifest: it is lost, or was not stored yet.
+
+        A purge deletes manifests, so a topic that is purged lacks none.
+        """
+        if self.topic.lifecycle in BEYOND_RETURN:
+            return ()
+        found = {one.partition for one in self.partitions}
+        return tuple(one for one in self.topic.partitions() if one not in found)
 
 
 OnFault: TypeAlias = Callable[[TopicKey, TieringError], None]

@@ -24,6 +24,7 @@ from tieringd.cli.daemon_status import waiting
 from tieringd.cli.human import time_text
 from tieringd.cli.move_commands import copy, move
 from tieringd.cli.options import (
+    NO_MANIFEST,
     ConfigFile,
     DryRun,
     Format,
@@ -364,6 +365,13 @@ async def _verify(
         for number, found in enumerate(manifests, 1):
             reports.append(await archive.verifier.verify(found, deep=deep))
             show_progress(f"{number} of {len(manifests)} partitions verified: {found.partition}")
+        reports += [
+            PartitionReport(
+                lost, segments=0, size_bytes=0, records=None, gap_offsets=0, faults=(NO_MANIFEST,)
+            )
+            for one in chosen
+            for lost in one.without_manifest
+        ]
         if topics and not reports:
             raise ObjectNotFound(f"the bucket holds no topic named {', '.join(topics)}")
         return reports

@@ -47,6 +47,11 @@ class OutputFormat(StrEnum):
         return self in {OutputFormat.JSON, OutputFormat.YAML}
 
 
+NO_MANIFEST = (
+    "it has no manifest, so nothing of it can be read. If it is lost, `tieringd spark rebuild` makes "
+    "a new one from the objects. If the partition is new, its leader's daemon stores the first one"
+)
+"""The fault of a partition that its topic counts, and that has no manifest."""
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
 ]

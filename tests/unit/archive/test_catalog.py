@@ -85,6 +85,9 @@ async def test_topic_comes_with_the_partitions_that_are_archived(archive, tmp_pa
 
     assert found.topic.partition_count == 3
     assert found.partitions == (first, third)
+    assert [one.partition for one in found.without_manifest] == [1]
+    purged = replace(found.topic, lifecycle=Lifecycle.PURGED)
+    assert replace(found, topic=purged, partitions=()).without_manifest == ()
 
 
 async def test_of_several_incarnations_the_latest_counts(archive, tmp_path, clock):

@@ -163,6 +163,25 @@ def test_verify_exits_1_and_still_prints_its_report(damaged):
     assert f"fault: {TOPIC}-0: {fault}\n" in as_text.output
 
 
+def test_partition_without_a_manifest_fails_the_drill(own_site):
+    """A counted partition without a manifest cannot be read: both checks name it, and exit 1."""
+    shutil.copytree(own_site.partition_directory, own_site.partition_directory.with_name(f"{TOPIC}-1"))
+    config = ("--config", own_site.config)
+    assert tieringd("run", "--once", *config).exit_code == 0
+    whole = invoked("archive", "verify", "--deep", *config)
+    assert (whole.exit_code, invoked("recover", "list", *config).errors) == (0, "")
+    (path,) = [one for one in own_site.objects("manifest*") if one.parent.name == f"1_{TOPIC_ID}"]
+    path.unlink()
+    done = invoked("archive", "verify", "--deep", *config, "--format", "json")
+    document = json.loads(done.output)
+    assert (done.exit_code, document["faults"]) == (1, 1)
+    assert [(row["partition"], len(row["faults"])) for row in document["partitions"]] == [(0, 0), (1, 1)]
+    assert "it has no manifest" in document["partitions"][1]["faults"][0]
+    listed = invoked("recover", "list", *config, "--format", "json")
+    assert (listed.exit_code, [row["topic"] for row in json.loads(listed.output)]) == (1, [TOPIC])
+    assert listed.errors.startswith(f"{TOPIC}-1: it has no manifest")
+
+
 def test_corrupt_manifest_exits_1_and_is_named(damaged):
     """A damaged manifest is an error that names the object, and not a trace."""
     (path,) = damaged.objects("manifest")

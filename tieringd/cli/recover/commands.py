@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tieringd.archive.catalog import OnFault
+from tieringd.archive.catalog import ArchivedTopic, OnFault
 from tieringd.broker.stopped_broker import kept_stopped
 from tieringd.cli.options import (
+    NO_MANIFEST,
     ConfigFile,
     DryRun,
     Format,
@@ -72,7 +73,13 @@ def list_topics(
     everything = ".*" if not patterns and topics is None else topics
     wanted = TopicSelection(chosen_topics(patterns, everything), from_cluster)
     with unreadable_topics_reported() as on_fault:
-        print_listing(LISTED, run_async(_listed(loaded(config), wanted, on_fault)), output)
+        found = run_async(_listed(loaded(config), wanted, on_fault))
+        print_listing(LISTED, [listing(one) for one in found], output)
+        lost = [partition for one in found for partition in one.without_manifest]
+        for partition in lost:
+            typer.echo(f"{partition}: {NO_MANIFEST}", err=True)
+        if lost:
+            raise typer.Exit(1)
 
 
 @recover_app.command()
@@ -223,6 +230,6 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def _listed(config: Config, wanted: TopicSelection, on_fault: OnFault) -> list[dict[str, Any]]:
+async def _listed(config: Config, wanted: TopicSelection, on_fault: OnFault) -> list[ArchivedTopic]:
     async with opened_archive(config) as archive:
-        return [listing(one) for one in await matching(archive, wanted, on_fault=on_fault)]
+        return await matching(archive, wanted, on_fault=on_fault)
