@@ -46,7 +46,9 @@ class _Request:
         """Return the leader of the partition."""
         partition = self._partition
         leader = (f"broker-{partition.leader}", 9092), partition.leader_epoch
-        return TopicLeaders(CLUSTER, topic, TOPIC_ID, {partition.name.partition: leader}, partition_count=1)
+        asked_at = asyncio.get_running_loop().time()
+        leaders = {partition.name.partition: leader}
+        return TopicLeaders(CLUSTER, topic, TOPIC_ID, leaders, partition_count=1, asked_at=asked_at)
 
     async def log_of(self, topic: TopicLeaders, number: int) -> LedLog:
         """Return the bounds of the partition's log."""

@@ -3,10 +3,14 @@ Delete records of a Kafka topic before an offset, as a user of the cluster does.
 
 Each request goes to the broker that leads the partition, wherever it runs. The bounds of a log and its leader
 epoch are asked for first: the caller checks the offset, and records the deletion under that epoch.
+
+DeleteRecords names neither a topic id nor a leader epoch. So the caller asks for both again right before each
+request, as a trim does (`KafkaBroker.trim`), and the request is sent soon after that or not at all.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +29,7 @@ from tieringd.broker.kafka_protocol import (
     KafkaRequest,
     KafkaSettings,
 )
-from tieringd.errors import BrokerUnavailable, ObjectNotFound
+from tieringd.errors import BrokerUnavailable, LeadershipChanged, ObjectNotFound
 from tieringd.model.partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -49,6 +53,40 @@ class TopicLeaders:
     leaders: dict[int, tuple[tuple[str, int], int]]
     """The address and the leader epoch of each partition's leader; a partition without one is left out."""
     partition_count: int
+    asked_at: float
+    """Loop time right before the cluster was asked."""
+
+    def leader_of(self, number: int) -> tuple[tuple[str, int], int]:
+        """
+        Return the address and the leader epoch of a partition's leader.
+
+        Raises:
+            BrokerUnavailable: The partition has no leader.
+        """
+        leader = self.leaders.get(number)
+        if leader is None:
+            raise BrokerUnavailable(f"{self.topic}-{number} has no leader now")
+        return leader
+
+    def require_same_log(self, earlier: TopicLeaders, number: int) -> None:
+        """
+        Check that a partition is still that of *earlier*, under the same leader epoch.
+
+        Raises:
+            ObjectNotFound: The topic is another one by now.
+            LeadershipChanged: The partition is led under another epoch.
+            BrokerUnavailable: The partition has no leader.
+        """
+        if (self.cluster, self.topic_id) != (earlier.cluster, earlier.topic_id):
+            raise ObjectNotFound(
+                f"topic {self.topic} was deleted and created again: its id is {self.topic_id} now, not "
+                f"{earlier.topic_id}, and a repeat would delete records of the new topic"
+            )
+        epoch, before = self.leader_of(number)[1], earlier.leader_of(number)[1]
+        if epoch != before:
+            raise LeadershipChanged(
+                f"{self.topic}-{number} is led under leader epoch {epoch} now, not {before}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +111,7 @@ class KafkaRecordDeleter:
         """
         self._connections = KafkaConnections(settings)
         self._timeout = timedelta(seconds=settings.request_timeout_seconds * 0.8)
+        self._effect_within_seconds = settings.effect_within_seconds
 
     async def __aenter__(self) -> Self:
         """Return itself; connections are opened when they are needed."""
@@ -90,6 +129,7 @@ class KafkaRecordDeleter:
             BrokerUnavailable: No broker answers.
             ObjectNotFound: The cluster has no such topic, or this user may not see it.
         """
+        asked_at = asyncio.get_running_loop().time()
         response = await self._metadata(topic)
         addresses = {int(each.node_id): (str(each.host), int(each.port)) for each in response.brokers}
         for found in response.topics:
@@ -102,7 +142,12 @@ class KafkaRecordDeleter:
             }
             topic_id = text_of(getattr(found, "topic_id", None))
             return TopicLeaders(
-                response.cluster_id or "", topic, topic_id, leaders, partition_count=len(found.partitions)
+                response.cluster_id or "",
+                topic,
+                topic_id,
+                leaders,
+                partition_count=len(found.partitions),
+                asked_at=asked_at,
             )
         raise ObjectNotFound(
             f"the cluster has no topic named {topic}, or this user may not see it",
@@ -118,7 +163,7 @@ class KafkaRecordDeleter:
             BrokerDenied: This user may not.
         """
         name = TopicPartition(topic.topic, number)
-        _address, leader_epoch = self._leader(topic, number)
+        _address, leader_epoch = topic.leader_of(number)
         start = await self._offset(topic, number, _EARLIEST)
         end = await self._offset(topic, number, _LATEST)
         return LedLog(name, leader_epoch, log_start_offset=start, high_watermark=end)
@@ -127,11 +172,18 @@ class KafkaRecordDeleter:
         """
         Delete a partition's records before an offset; return where its log begins now.
 
+        *topic* is the answer of `leaders` right before: the request is sent within `EFFECT_WITHIN_SECONDS` of
+        that question. After a late answer the cluster is asked again.
+
         Raises:
-            BrokerUnavailable: The leader does not answer, or another broker leads by now.
+            BrokerUnavailable: The leader does not answer, another broker leads by now, or the question is
+                too long ago.
+            LeadershipChanged: It is uncertain under which leader epoch the records were deleted.
+            ObjectNotFound: The topic was deleted and created again: the records may be those of the new one.
             BrokerDenied: This user may not, or the topic's records cannot be deleted.
         """
-        address, _leader_epoch = self._leader(topic, number)
+        address, _leader_epoch = topic.leader_of(number)
+        send_by = topic.asked_at + self._effect_within_seconds
 
         def build(module: ModuleType) -> Any:
             deleted = module.DeleteRecordsPartition(partition_index=number, offset=before_offset)
@@ -139,8 +191,11 @@ class KafkaRecordDeleter:
             return module.DeleteRecordsRequest(topics=(asked,), timeout=self._timeout)
 
         response: DeleteRecordsResponse = await self._connections.send(
-            address, KafkaRequest(DELETE_RECORDS, build)
+            address, KafkaRequest(DELETE_RECORDS, build, send_by=send_by)
         )
+        if asyncio.get_running_loop().time() > send_by:
+            # The leader may have applied it long after the question which topic it leads.
+            (await self.leaders(topic.topic)).require_same_log(topic, number)
         for result in _partitions(response.topics):
             if result.error_code is not ErrorCode.none:
                 raise refusal(f"to delete records of {topic.topic}-{number}", result.error_code)
@@ -160,14 +215,8 @@ class KafkaRecordDeleter:
                 return response
         raise BrokerUnavailable("; ".join(error.message for error in failures)) from failures[-1]
 
-    def _leader(self, topic: TopicLeaders, number: int) -> tuple[tuple[str, int], int]:
-        leader = topic.leaders.get(number)
-        if leader is None:
-            raise BrokerUnavailable(f"{topic.topic}-{number} has no leader now")
-        return leader
-
     async def _offset(self, topic: TopicLeaders, number: int, timestamp: int) -> int:
-        address, leader_epoch = self._leader(topic, number)
+        address, leader_epoch = topic.leader_of(number)
 
         def build(module: ModuleType) -> Any:
             asked = module.ListOffsetsPartition(

@@ -93,7 +93,8 @@ def delete_records(
     if faulty:
         typer.echo(
             f"error: the records of {len(faulty)} of {len(rows)} partitions are not deleted in both tiers. "
-            "Run the command again: it is safe to repeat",
+            "Run the command again: it is safe to repeat, unless a fault says that the topic was deleted and "
+            "created again",
             err=True,
         )
         raise typer.Exit(1)

@@ -2,8 +2,9 @@
 Deletes records of a topic before an offset in both tiers, and leaves two records of it in the bucket.
 
 Everything is checked before anything is deleted: the offset, the partitions, and that the bucket has their
-archives. Then the request is stored (`audit/deletions/`). For each partition the broker deletes first, and
-the manifest records the deletion after the broker's success. At the end the outcome is stored.
+archives. Then the request is stored (`audit/deletions/`). For each partition the broker deletes first, if it
+still has that topic under that leader epoch. The manifest records the deletion after the broker's success. At
+the end the outcome is stored.
 
 A run that ends in between has lost nothing at or past the offset. The same command is run again: the broker
 accepts an offset that is deleted already, and so does the archive.
@@ -47,7 +48,11 @@ class Cluster(Protocol):
         """Return the bounds of a partition's log."""
 
     async def delete_before(self, topic: TopicLeaders, number: int, before_offset: int) -> int:
-        """Delete a partition's records before an offset; return where its log begins now."""
+        """
+        Delete a partition's records before an offset; return where its log begins now.
+
+        *topic* is the answer of `leaders` right before.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,10 @@ class RecordDeleter:
         log_start_offset = led.log_start_offset if is_only_archived else None
         try:
             if not is_only_archived:
-                log_start_offset = await self._cluster.delete_before(topic, number, before_offset)
+                # The topic may have been deleted and created again, and the request goes by name.
+                now = await self._cluster.leaders(topic.topic)
+                now.require_same_log(topic, number)
+                log_start_offset = await self._cluster.delete_before(now, number, before_offset)
             stored = await delete_archived(
                 self._manifests,
                 _identified(topic, number),

@@ -1,10 +1,10 @@
-"""How a trim reaches a Kafka broker: which brokers are asked before, and which requests are never sent."""
+"""How a trim and a user's deletion reach a Kafka broker: what is asked before, and what is never sent."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +19,8 @@ from tests.support.kafka_messages import (
     response_module,
 )
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
-from tieringd.errors import BrokerUnavailable, LeadershipChanged
+from tieringd.broker.kafka_deletion import KafkaRecordDeleter
+from tieringd.errors import BrokerUnavailable, LeadershipChanged, TieringError
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
 
@@ -37,10 +38,12 @@ LOG = LocalLog(LocalPartition(NAME, TOPIC_ID_TEXT, "/nowhere/orders-0", "/nowher
 class Peer:
     """A broker that leads `orders-0`, and a client of it."""
 
-    def __init__(self, broker, *, port, leader_epochs, in_sync) -> None:
+    def __init__(self, broker, deleter, *, port, leader_epochs, in_sync) -> None:
         self.client = broker
+        self.deleter = deleter
         self._port = port
-        self._leader_epochs = list(leader_epochs)
+        self.topic_id = TOPIC_ID
+        self.leader_epochs = list(leader_epochs)
         self._in_sync = in_sync
         self.asked: list[int] = []
         self.deleted_before: list[int] = []
@@ -75,7 +78,7 @@ class Peer:
                 module.MetadataResponseTopic,
                 error_code=ErrorCode.none,
                 name="orders",
-                topic_id=TOPIC_ID,
+                topic_id=self.topic_id,
                 partitions=(self._partition(module),) if asks_for_topic else (),
             )
         )
@@ -92,7 +95,7 @@ class Peer:
         )
 
     def _partition(self, module):
-        epochs = self._leader_epochs
+        epochs = self.leader_epochs
         return module.MetadataResponsePartition(
             error_code=ErrorCode.none,
             partition_index=0,
@@ -120,12 +123,14 @@ class Peer:
 def connect():
     @asynccontextmanager
     async def connected(*, leader_epochs=(4,), in_sync=(1, 2), effect_within_seconds=60.0):
-        async with scripted_broker() as peer:
+        async with AsyncExitStack() as stack:
+            peer = await stack.enter_async_context(scripted_broker())
             settings = KafkaSettings(
                 (f"127.0.0.1:{peer.port}",), node_id=1, effect_within_seconds=effect_within_seconds
             )
             broker = KafkaBroker(settings)
-            found = Peer(broker, port=peer.port, leader_epochs=leader_epochs, in_sync=in_sync)
+            deleter = await stack.enter_async_context(KafkaRecordDeleter(settings))
+            found = Peer(broker, deleter, port=peer.port, leader_epochs=leader_epochs, in_sync=in_sync)
             task = asyncio.create_task(found.answer(peer))
             try:
                 yield found
@@ -186,3 +191,40 @@ async def test_trim_that_needs_every_replica_is_not_sent_while_one_lags(connect)
             await peer.trim(needs_every_replica=True)
         assert peer.deleted_before == []
         assert await peer.trim() == 10
+
+
+async def test_users_deletion_that_comes_too_long_after_the_question_is_never_sent(connect):
+    """The request goes by name, and the topic may have been created again since."""
+    async with connect(effect_within_seconds=0.0) as peer:
+        asked = await peer.deleter.leaders("orders")
+        with pytest.raises(BrokerUnavailable, match="DeleteRecords was not sent"):
+            await peer.deleter.delete_before(asked, 0, 10)
+        assert peer.deleted_before == []
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"leader_epochs": [6]}, "led under leader epoch 6 now, not 4"),
+        ({"topic_id": uuid.UUID(int=8)}, "orders was deleted and created again"),
+    ],
+)
+async def test_users_deletion_that_is_answered_late_for_another_log_has_failed(
+    connect, monkeypatch, change, fault
+):
+    """The log whose records the broker deleted is not known for certain, so the deletion has failed."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    async with connect(effect_within_seconds=5.0) as peer:
+        asked = await peer.deleter.leaders("orders")
+
+        def take_long() -> None:
+            for name, value in change.items():
+                setattr(peer, name, value)
+            # The loop has no setting for its clock, and the limit is one of seconds.
+            monkeypatch.setattr(loop, "time", lambda: now() + 6.0)
+
+        peer.on_deletion = take_long
+        with pytest.raises(TieringError, match=fault):
+            await peer.deleter.delete_before(asked, 0, 10)
+        assert peer.deleted_before == [10]

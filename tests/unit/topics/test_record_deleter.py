@@ -31,18 +31,26 @@ class FakeCluster:
         self.starts = {0: log_start_offset, 1: log_start_offset}
         self.refusals = {}
         self.deletions = []
+        self.topic_id = TOPIC_ID
+        self.leader_epoch = 3
+        self.after_deletion = lambda: None
 
     async def leaders(self, topic):
         """Return the leaders: one broker for both partitions."""
         if topic != "orders":
             raise ObjectNotFound("the cluster has no such topic")
-        leaders = dict.fromkeys(self.starts, (("broker", 9092), 3))
-        return TopicLeaders("cluster", topic, TOPIC_ID, leaders, partition_count=2)
+        leaders = dict.fromkeys(self.starts, (("broker", 9092), self.leader_epoch))
+        return TopicLeaders("cluster", topic, self.topic_id, leaders, partition_count=2, asked_at=0.0)
 
     async def log_of(self, topic, number):
         """Return bounds."""
         name = TopicPartition(topic.topic, number)
-        return LedLog(name, 3, log_start_offset=self.starts[number], high_watermark=HIGH_WATERMARK)
+        return LedLog(
+            name,
+            topic.leader_of(number)[1],
+            log_start_offset=self.starts[number],
+            high_watermark=HIGH_WATERMARK,
+        )
 
     async def delete_before(self, topic, number, before_offset):
         """Move the log's start, unless the broker refuses."""
@@ -50,6 +58,7 @@ class FakeCluster:
             raise self.refusals[number]
         self.deletions.append((number, before_offset))
         self.starts[number] = max(self.starts[number], before_offset)
+        self.after_deletion()
         return self.starts[number]
 
 
@@ -174,6 +183,27 @@ async def test_broker_that_refuses_leaves_the_archive_as_it_is(writers, store, c
     cluster.refusals.clear()
     assert [one.fault for one in (await delete(6)).results] == ["", ""]
     assert [stored_manifest(store, writer).start_offset for writer in writers] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("topic_id", "AnotherIdAnotherIdAnoA", "was deleted and created again: its id is AnotherId"),
+        ("leader_epoch", 4, "orders-1 is led under leader epoch 4 now, not 3"),
+    ],
+)
+async def test_topic_that_was_created_again_during_the_run_keeps_its_records(
+    writers, store, cluster, delete, changed
+):
+    """DeleteRecords goes by name: the id and the epoch are asked for again before each request."""
+    name, value, fault = changed
+    cluster.after_deletion = lambda: setattr(cluster, name, value)
+    done = await delete(6)
+    assert cluster.deletions == [(0, 6)]
+    assert done.results[0].fault == ""
+    assert fault in done.results[1].fault
+    assert records_in(store)["done.json"]["results"][1]["fault"] == done.results[1].fault
+    assert [stored_manifest(store, writer).start_offset for writer in writers] == [6, 0]
 
 
 async def test_manifest_that_cannot_be_stored_is_told_and_a_repeat_ends_it(writers, store, cluster, delete):
