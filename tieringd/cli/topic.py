@@ -182,7 +182,7 @@ async def _release(config: Config, topic: str, *, dry_run: bool) -> OriginalRete
         # The order lets a call that is interrupted be repeated. First no daemon may manage the retention
         # again; then the broker gets it back; then the original values are removed from the manifest.
         await archive.manifests.change_topic(found.key, lambda known: replace(known, retention_released=True))
-        await release_retention(broker, topic, found.original_retention)
+        await release_retention(broker, found.key, found.original_retention)
         await archive.manifests.change_topic(found.key, lambda known: replace(known, original_retention=None))
         return found.original_retention
 

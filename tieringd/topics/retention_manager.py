@@ -16,9 +16,9 @@ from typing import Final
 
 import structlog
 
-from tieringd.broker.base import Broker, topic_settings
+from tieringd.broker.base import EFFECT_WITHIN_SECONDS, Broker, topic_settings
 from tieringd.config import TopicConfig, broker_limits
-from tieringd.errors import BrokerDenied
+from tieringd.errors import BrokerDenied, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
 from tieringd.policies.local_retention import UNLIMITED
@@ -100,6 +100,13 @@ class RetentionManager:
         if await self._broker.topic_overrides(key.topic) != found:
             # Storing the record may have taken long. The next round records the new values.
             return
+        send_by = min(send_by, asyncio.get_running_loop().time() + EFFECT_WITHIN_SECONDS)
+        if not await _is_current(self._broker, key):
+            log.info(
+                "retention is not taken over: a broker has another topic of this name, or none",
+                topic=key.topic,
+            )
+            return
         try:
             await self._broker.alter_topic(key.topic, _UNLIMITED, send_by=send_by)
         except BrokerDenied as error:
@@ -114,16 +121,29 @@ class RetentionManager:
         )
 
 
-async def release(broker: Broker, topic: str, original: OriginalRetention) -> None:
+async def release(broker: Broker, key: TopicKey, original: OriginalRetention) -> None:
     """
     Restore a topic's original retention on the broker.
 
     Raises:
-        BrokerUnavailable: The broker does not answer.
+        ObjectNotFound: The cluster has no topic with this id, or one of its brokers has another one.
+        BrokerUnavailable: A broker does not answer.
         BrokerDenied: tieringd lacks the permission.
     """
+    send_by = asyncio.get_running_loop().time() + EFFECT_WITHIN_SECONDS
+    if not await _is_current(broker, key):
+        raise ObjectNotFound(
+            f"the cluster has no topic {key.topic} with the id {key.topic_id}: its retention is not restored",
+            hint="A topic that was created again has its own retention. Otherwise try again: the cluster's "
+            "brokers have to agree",
+        )
     values = (original.retention_ms, original.retention_bytes)
-    await broker.alter_topic(topic, dict(zip(RETENTION_SETTINGS, values, strict=True)))
+    await broker.alter_topic(key.topic, dict(zip(RETENTION_SETTINGS, values, strict=True)), send_by=send_by)
+
+
+async def _is_current(broker: Broker, key: TopicKey) -> bool:
+    """Say whether each live broker has the topic under this id: a request to alter it goes by its name."""
+    return (await broker.topic_ids([key.topic])).get(key.topic) == frozenset({key.topic_id})
 
 
 def _merged(known: OriginalRetention | None, found: OriginalRetention) -> OriginalRetention:

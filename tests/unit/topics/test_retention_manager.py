@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -13,19 +14,23 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.slow_store import SlowStore
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
-from tieringd.errors import BrokerUnavailable
+from tieringd.broker.base import EFFECT_WITHIN_SECONDS
+from tieringd.errors import BrokerUnavailable, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention
 from tieringd.topics.retention_manager import ORDER_WITHIN_SECONDS, RetentionManager, release
 from tieringd.topics.topic_registry import TopicRegistry
 
 ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
+NEW_ID = "AnotherIdAnotherIdAnoA"
+"""The id of a topic that was created again under the same name."""
 
 
 @pytest.fixture
 def broker():
     broker = FakeBroker()
     broker.configs["orders"] = {"retention.ms": "86400000", "cleanup.policy": "delete"}
+    broker.cluster_topics["orders"] = {ORDERS.topic_id}
     return broker
 
 
@@ -113,7 +118,7 @@ async def test_released_topic_is_not_taken_again(manager, broker, registry):
     await registry.change(
         ORDERS, lambda known: replace(known, retention_released=True, original_retention=None)
     )
-    await release(broker, "orders", original)
+    await release(broker, ORDERS, original)
     await manager.step(managed())
     assert broker.configs["orders"] == {"retention.ms": "86400000", "cleanup.policy": "delete"}
 
@@ -126,12 +131,62 @@ async def test_release_that_is_not_known_yet_is_respected(broker):
     await manager.step(managed())
     original = registry.manifest(ORDERS).original_retention
     await operator.change(ORDERS, lambda known: replace(known, retention_released=True))
-    await release(broker, "orders", original)
+    await release(broker, ORDERS, original)
     await operator.change(ORDERS, lambda known: replace(known, original_retention=None))
     assert not registry.manifest(ORDERS).retention_released
     await manager.step(managed())
     assert broker.configs["orders"] == {"retention.ms": "86400000", "cleanup.policy": "delete"}
     assert registry.manifest(ORDERS).original_retention is None
+
+
+@pytest.mark.parametrize(
+    "ids", [{NEW_ID}, {ORDERS.topic_id, NEW_ID}, set()], ids=["created again", "brokers differ", "gone"]
+)
+async def test_topic_that_was_created_again_after_the_scan_keeps_its_retention(
+    manager, broker, registry, ids
+):
+    """The order goes by name, and would make the new topic's retention unlimited for good."""
+    broker.cluster_topics["orders"] = ids
+    before = dict(broker.configs["orders"])
+    await manager.step(managed())
+    assert broker.configs["orders"] == before
+
+    again = TopicKey("cluster", "orders", NEW_ID)
+    broker.cluster_topics["orders"] = {NEW_ID}
+    await manager.step({again: managed()[ORDERS]})
+    assert broker.configs["orders"]["retention.ms"] == "-1"
+    assert registry.manifest(again).original_retention == OriginalRetention("86400000", None, 86_400_000, -1)
+
+
+async def test_release_gives_nothing_to_a_topic_that_was_created_again(broker):
+    """The retention of the old topic is not that of the new one."""
+    broker.cluster_topics["orders"] = {NEW_ID}
+    before = dict(broker.configs["orders"])
+    with pytest.raises(ObjectNotFound, match=f"no topic orders with the id {ORDERS.topic_id}"):
+        await release(broker, ORDERS, OriginalRetention("1000", None, 1000, -1))
+    assert broker.configs["orders"] == before
+
+
+@virtually
+@pytest.mark.parametrize("is_release", [False, True])
+async def test_retention_is_not_set_long_after_the_question_for_the_topics_id(is_release):
+    """The topic may have been created again while this process was stopped."""
+
+    class Stopped(FakeBroker):
+        async def topic_ids(self, topics):
+            found = await super().topic_ids(topics)
+            await asyncio.sleep(EFFECT_WITHIN_SECONDS + 1)
+            return found
+
+    broker, store = Stopped(), MemoryStore()
+    broker.configs["orders"] = {"retention.ms": "86400000"}
+    broker.cluster_topics["orders"] = {ORDERS.topic_id}
+    manager = RetentionManager(broker, TopicRegistry(store, archive_in(store).manifests))
+    original = OriginalRetention("1000", None, 1000, -1)
+    ordered = release(broker, ORDERS, original) if is_release else manager.step(managed())
+    with pytest.raises(BrokerUnavailable, match="too long ago"):
+        await ordered
+    assert broker.configs["orders"] == {"retention.ms": "86400000"}
 
 
 @pytest.mark.parametrize("corrected", [{"retention.ms": "604800000"}, {}, {"retention.bytes": "5"}])
@@ -178,6 +233,7 @@ async def test_retention_is_not_taken_over_long_after_it_was_recorded():
     """An operator may have released the topic while this process was stopped."""
     broker = FakeBroker()
     broker.configs["orders"] = {"retention.ms": "86400000"}
+    broker.cluster_topics["orders"] = {ORDERS.topic_id}
     store = SlowStore()
     registry = TopicRegistry(store, archive_in(store).manifests)
     manager = RetentionManager(broker, registry)
