@@ -71,6 +71,8 @@ class RetentionManager:
 
     async def _take_over(self, key: TopicKey, config: TopicConfig) -> None:
         """Take over the retention of one topic, unless it is another one by now than at the last scan."""
+        manifest = self._registry.manifest(key)
+        known = manifest.original_retention if manifest is not None else None
         found = await self._broker.topic_overrides(key.topic)
         effective_ms, effective_bytes = config.broker_retention_ms, config.broker_retention_bytes
         told = await topic_settings(self._broker, key.topic)
@@ -86,16 +88,23 @@ class RetentionManager:
             effective_bytes=_or_unlimited(effective_bytes),
         )
 
+        merged = _merged(known, original)
+
         def record(manifest: TopicManifest) -> TopicManifest:
-            if manifest.retention_released:
+            # Another daemon may have recorded a newer retention while this process was stopped.
+            if manifest.retention_released or manifest.original_retention != known:
                 return manifest
-            return replace(manifest, original_retention=_merged(manifest.original_retention, original))
+            return replace(manifest, original_retention=merged)
 
         # An operator may release the topic while this process is stopped; *send_by* keeps a late request
         # from being sent.
         send_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
-        if (await self._registry.change(key, record)).retention_released:
+        recorded = await self._registry.change(key, record)
+        if recorded.retention_released:
             # This process may have read the topic's manifest before the release.
+            return
+        if recorded.original_retention != merged:
+            log.info("another daemon has recorded a retention; it is taken over later", topic=key.topic)
             return
         if await self._broker.topic_overrides(key.topic) != found:
             # Storing the record may have taken long. The next round records the new values.

@@ -189,6 +189,37 @@ async def test_retention_is_not_set_long_after_the_question_for_the_topics_id(is
     assert broker.configs["orders"] == {"retention.ms": "86400000"}
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_daemon_that_was_stopped_does_not_bring_an_old_limit_back(broker, is_known):
+    """The daemon that leads by now has recorded a longer one, and no round would correct the record."""
+    store = MemoryStore()
+    first, second, later = (TopicRegistry(store, archive_in(store, writer_id=one).manifests) for one in "abc")
+    leader = RetentionManager(broker, second)
+    if is_known:
+        await leader.step(managed())
+        await first.refresh("cluster")
+        broker.configs["orders"]["retention.ms"] = "86400001"
+
+    class Stopped(FakeBroker):
+        """The broker as the first daemon sees it: that daemon is stopped while an answer is on its way."""
+
+        async def topic_configs(self, topics):
+            answer = {one: dict(found) for one, found in (await broker.topic_configs(topics)).items()}
+            for retention_ms in (int(broker.configs["orders"]["retention.ms"]), 604_800_000):
+                broker.configs["orders"]["retention.ms"] = str(retention_ms)
+                await leader.step(managed(retention_ms))
+            return answer
+
+    stopped = Stopped()
+    stopped.configs, stopped.cluster_topics = broker.configs, broker.cluster_topics
+    manager = RetentionManager(stopped, first)
+    await manager.step(managed(86_400_001 if is_known else 86_400_000))
+    await later.refresh("cluster")
+    found = later.manifest(ORDERS).original_retention
+    assert (found.retention_ms, found.effective_ms) == ("604800000", 604_800_000)
+    assert broker.configs["orders"]["retention.ms"] == "-1"
+
+
 @pytest.mark.parametrize("corrected", [{"retention.ms": "604800000"}, {}, {"retention.bytes": "5"}])
 async def test_limit_that_was_corrected_after_the_scan_counts(manager, broker, registry, corrected):
     """The scan has seen an hour, by mistake: that must not become the total retention for good."""
