@@ -147,7 +147,7 @@ class BrokerSnapshot:
     remote_delete: Mapping[TopicKey, bool] = field(default_factory=dict)
     """
     Whether deletion of a topic deletes its objects, for topics whose partition 0 this broker leads and
-    whose configuration the broker returned.
+    whose configuration the broker returned. It is true only where the scan before has found the same.
     """
     paused: frozenset[TopicKey] = frozenset()
     led_elsewhere: int = 0
@@ -266,6 +266,8 @@ class Observer:
         """The topics whose configuration the broker returned at the last scan."""
         self._hidden_topics: frozenset[str] = frozenset()
         """The topics whose settings this user was not allowed to read at the last scan."""
+        self._found_to_go: set[TopicKey] = set()
+        """The topics whose objects are deleted with them, as the last scan found."""
         self._has_scanned = False
         self._scan_count = 0
 
@@ -496,12 +498,18 @@ class Observer:
 
         Only topics whose configuration the broker returned are in it. A topic that is being deleted has
         no configuration any more; its last known one counts.
+
+        A scan asks for the topics' ids first, and for their settings by name after that. A topic that is
+        created again in between has the old id and the new settings in one scan. Where the next scan still
+        finds the id, the settings were those of that topic. Until then its archive is not said to go.
         """
-        return {
+        found = {
             key: self._topics[key.topic].remote_delete
             for key in listed.led_topics
             if key.topic in self._described_topics
         }
+        before, self._found_to_go = self._found_to_go, {key for key, goes in found.items() if goes}
+        return {key: goes for key, goes in found.items() if not goes or key in before}
 
     def _why_closed(self, key: TopicKey) -> str:
         manifest = self._registry.manifest(key)

@@ -215,7 +215,8 @@ async def test_topic_whose_settings_are_hidden_holds_up_no_other(log_dir, store,
         assert snapshot.unclear == {hidden.name}
         assert snapshot.problems == {"topic hidden": "the settings of topic hidden are hidden"}
         assert {key.topic for key in snapshot.unrecorded_topics} == {"other"}
-        assert {key.topic for key in snapshot.remote_delete} == {"other"}
+        assert "hidden" not in {key.topic for key in snapshot.remote_delete}
+    assert {key.topic for key in snapshot.remote_delete} == {"other"}
     watch.broker.hidden = {"hidden", "other"}
     with pytest.raises(BrokerDenied, match="are hidden"):
         await watch.scan()  # Nothing would be archived, and the daemon would say that it is well.
@@ -560,11 +561,31 @@ async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, 
 async def test_remote_delete_is_told_of_topics_whose_first_partition_is_led(watch, writers):
     """`remote_delete` is reported for topics whose first partition is led, as broker and file have it now."""
     key = topic_key(writers[0].identified)
+    await watch.scan()
     assert (await watch.scan()).remote_delete == {key: True}
     watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
     assert (await watch.scan()).remote_delete == {key: False}
     watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
     assert (await watch.scan()).remote_delete == {}
+
+
+async def test_remote_delete_of_a_topic_that_is_created_again_is_not_told_of_the_old_one(watch, writers):
+    """A scan asks for ids first and for settings by name later; an archive that goes takes two scans."""
+    key = topic_key(writers[0].identified)
+    watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
+    assert (await watch.scan()).remote_delete == {key: False}
+    # The scan in whose middle the topic is created again sees its new settings under the old id.
+    watch.broker.configs["orders"] = {}
+    assert (await watch.scan()).remote_delete == {}
+    watch.broker.created_again.add("orders")
+    assert (await watch.scan()).remote_delete == {}
+
+    # Another scan that finds the old id shows that the settings were those of that topic.
+    watch.broker.created_again.clear()
+    for expected in ({}, {key: True}, {key: True}):
+        assert (await watch.scan()).remote_delete == expected
+    watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
+    assert (await watch.scan()).remote_delete == {key: False}
 
 
 async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, writers):
