@@ -64,6 +64,8 @@ class FakeBroker:
         """Topics of which the cluster reports neither existence nor configuration."""
         self.hidden: set[str] = set()
         """Topics whose settings this user may not read."""
+        self.refused: set[str] = set()
+        """Topics of which the cluster tells this user nothing at all."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
         self.node = 0
@@ -120,9 +122,13 @@ class FakeBroker:
             held = {
                 name: replica
                 for name, replica in replicas.items()
-                if name in names and name.topic not in self.created_again
+                if name in names and name.topic not in self.created_again | self.refused
             }
-            return ClusterView(held, Counter(name.topic for name in replicas))
+            return ClusterView(
+                held,
+                Counter(name.topic for name in replicas if name.topic not in self.refused),
+                refused=frozenset(self.refused & {name.topic for name in names}),
+            )
 
         return await self._answer("replicas", view)
 

@@ -352,7 +352,7 @@ CASES = [
         {"tieringd_unreadable_paths": "2x15"},
         {"tieringd_unreadable_paths": "2x8 0 2x6"},
         "12m",
-        f"2 files or directories on {HOST} cannot be read and are left out",
+        f"2 files, directories or topics on {HOST} cannot be read and are left out",
     ),
     Case(
         "TieringdPausedForLong",

@@ -68,6 +68,14 @@ _NOT_ON_RECORD = (
     "topic manifest"
 )
 """Why nothing of a topic is trimmed yet."""
+_REFUSED: Final = (
+    "the broker does not let this user see the topic, so nothing of it is archived. Grant the user the ACLs "
+    "DESCRIBE, DESCRIBE_CONFIGS and DELETE on it, or set redpanda.remote.write: false for it in the "
+    "configuration"
+)
+"""Why a topic that was archived is left out."""
+_WRITTEN: Final = MappingProxyType({"redpanda.remote.write": "true"})
+"""Settings of a topic that is archived, unless the file says no."""
 _READ: Final = MappingProxyType({"redpanda.remote.read": "true"})
 """Settings of a topic whose archive clients read, unless the file says no."""
 
@@ -361,6 +369,7 @@ class Observer:
         paused = {key for key in keys if self._registry.is_paused(key)}
         closed = {key for key in keys if self._registry.is_closed(key)}
         problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
+        problems |= {f"topic {name}": _REFUSED for name in self._refused(view)}
         managed = _managed(tiered, closed=closed, unclear=unclear)
         circumstances = _Circumstances(
             tiered, self._registry.is_known, frozenset(paused | closed), self._counts_on_record(keys)
@@ -510,6 +519,25 @@ class Observer:
         }
         before, self._found_to_go = self._found_to_go, {key for key, goes in found.items() if goes}
         return {key: goes for key, goes in found.items() if not goes or key in before}
+
+    def _refused(self, view: ClusterView) -> set[str]:
+        """
+        Return the archived topics on disk of which the broker tells this user nothing.
+
+        The bucket says which topics are archived: a cluster has others that this user is meant not to see. It
+        is asked by name, because no broker tells the id, and not all directories have it. A topic that the
+        file takes out of archiving is not in the result.
+        """
+        if not view.refused:
+            return set()
+        return {
+            key.topic
+            for manifest in self._registry.manifests
+            if (key := manifest.key).topic in view.refused
+            and manifest.partition_count
+            and not self._registry.is_closed(key)
+            and self._config.topic(key.topic, _WRITTEN, manifest).remote_write
+        }
 
     def _why_closed(self, key: TopicKey) -> str:
         manifest = self._registry.manifest(key)

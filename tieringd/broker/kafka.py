@@ -349,7 +349,16 @@ class KafkaBroker:
             if each.topic_partition in replicas
             and (not self._settings.has_topic_ids_on_disk or ids[each.topic_partition.topic] == each.topic_id)
         }
-        return ClusterView(held, told.counts, {} if self._settings.has_topic_ids_on_disk else ids)
+        return ClusterView(
+            held,
+            told.counts,
+            {} if self._settings.has_topic_ids_on_disk else ids,
+            frozenset(
+                topic
+                for topic, error in told.refused
+                if topic is not None and error is ErrorCode.topic_authorization_failed
+            ),
+        )
 
     async def log_bounds(
         self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]

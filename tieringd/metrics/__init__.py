@@ -298,7 +298,7 @@ class Metrics:
             ),
         )
         self.unreadable_paths = gauge(
-            "unreadable_paths", "Files and directories the last scan could not read"
+            "unreadable_paths", "Files, directories and archived topics the last scan could not read"
         )
 
         self.uploads = counter("uploads", "Segments made durable", ("topic",))

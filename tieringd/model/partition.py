@@ -85,3 +85,5 @@ class ClusterView:
     """How many partitions each of their topics has in the whole cluster."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     """The ids of topics whose directories do not contain them."""
+    refused: frozenset[str] = frozenset()
+    """Topics of which the cluster tells this user nothing. None of their partitions is in `replicas`."""

@@ -199,6 +199,68 @@ async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
     assert faults == ["topic orders: the broker has local.retention.ms=soon, which is not a limit"]
 
 
+async def test_archived_topic_that_this_user_may_not_see_is_a_problem(log_dir, store, metrics):
+    """It stops being archived; a topic that the bucket does not have is meant not to be seen."""
+    archived, foreign = (LogWriter(log_dir, topic=name) for name in ("archived", "foreign"))
+    for writer in (archived, foreign):
+        writer.append(b"record")
+    watch = Watch(log_dir, store, FakeBroker(archived, foreign), metrics)
+    await watch.registry.refresh(CLUSTER)
+    await watch.registry.ensure(partition_counts([archived.identified]))
+    watch.broker.refused = {"foreign"}
+    snapshot = await watch.scan()
+    assert (wanted(snapshot), snapshot.problems) == ({"archived-0": 0}, {})
+
+    watch.broker.refused = {"archived", "foreign"}
+    with capture_logs() as lines:
+        for _ in range(2):
+            snapshot = await watch.scan()
+            assert (wanted(snapshot), watch.value("unreadable_paths")) == ({}, 1)
+            assert list(snapshot.problems) == ["topic archived"]
+            assert "does not let this user see the topic" in snapshot.problems["topic archived"]
+        watch.broker.refused = {"foreign"}
+        snapshot = await watch.scan()
+    assert (wanted(snapshot), snapshot.problems) == ({"archived-0": 0}, {})
+    assert [line["event"] for line in lines] == ["left out of this round", "readable again"]
+
+
+async def test_archived_topic_whose_id_is_not_on_disk_is_a_problem_where_it_is_refused(watch, writers):
+    """Redpanda's directories have a revision instead, and a broker that refuses the topic tells no id."""
+    key = replace(topic_key(writers[0].identified), topic_id="AnotherIdAnotherIdAnoA")
+    watch.broker.refused = {"orders"}
+    await watch.registry.refresh(CLUSTER)
+    await watch.registry.ensure({key: 3})
+    assert list((await watch.scan()).problems) == ["topic orders"]
+
+
+@pytest.mark.parametrize(
+    "settled",
+    [
+        pytest.param({"lifecycle": Lifecycle.KEPT}, id="its archive is closed"),
+        pytest.param({"moved_to": "s3://new"}, id="its archive was moved"),
+        pytest.param({"partition_count": 0}, id="nothing of it was archived"),
+    ],
+)
+async def test_topic_that_this_user_need_not_see_is_no_problem(watch, writers, settled):
+    """Only a topic that would be archived here has to be seen."""
+    key = topic_key(writers[0].identified)
+    watch.broker.refused = {"orders"}
+    await watch.registry.refresh(CLUSTER)
+    await watch.registry.ensure({key: 3})
+    assert len((await watch.scan()).problems) == 1
+    await watch.registry.change(key, lambda found: replace(found, **settled))
+    assert (await watch.scan()).problems == {}
+
+
+async def test_topic_that_the_file_takes_out_need_not_be_seen(make_watch, writers):
+    """An operator who hides a topic from the daemon says so in the configuration."""
+    watch = make_watch(topics="{orders: {redpanda.remote.write: false}}")
+    watch.broker.refused = {"orders"}
+    await watch.registry.refresh(CLUSTER)
+    await watch.registry.ensure(partition_counts(one.identified for one in writers))
+    assert (await watch.scan()).problems == {}
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_topic_whose_settings_are_hidden_holds_up_no_other(log_dir, store, metrics, is_known):
     """It is a problem, and neither archived nor recorded nor gone: its settings may switch archiving off."""

@@ -301,6 +301,24 @@ async def test_round_that_learns_nothing_new_returns_the_same_objects_and_asks_a
             await broker.close()
 
 
+async def test_topic_that_this_user_may_not_see_is_in_the_view():
+    """One that the cluster does not have, as a deleted one, is not."""
+    cluster = Cluster()
+    found = tuple(one.partition for one in local_logs(cluster))
+    cluster.topic_errors = {
+        TOPICS[0]: ErrorCode.topic_authorization_failed,
+        TOPICS[1]: ErrorCode.unknown_topic_or_partition,
+    }
+    async with answering(cluster) as peer:
+        broker = new_broker(peer)
+        try:
+            view = await broker.replicas(found)
+        finally:
+            await broker.close()
+    assert view.refused == {TOPICS[0]}
+    assert {name.topic for name in view.replicas} == set(TOPICS[2:])
+
+
 def test_answer_is_read_once_for_each_version_and_content():
     """An answer that cannot be used is not kept, and neither is what another version of the message says."""
     read: list[bytes] = []
