@@ -661,6 +661,11 @@ class Archiver(LeadershipLogger):
             now_ms=self._clock.wall_ms(),
         )
 
+    def show(self, seen: Observation) -> None:
+        """Show the partition's figures by *seen*, also while a step waits in the upload queue."""
+        if self.last_manifest is not None:
+            self._publish(self.last_manifest, seen)
+
     def _publish(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
         """Set the partition's gauges to the state after the step; return what is left to upload."""
         plan = self._plan(manifest, seen)

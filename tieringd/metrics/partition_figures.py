@@ -33,7 +33,7 @@ _PAUSE_SECONDS: Final = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """What is known of a led partition after its last step."""
+    """What is known of a led partition, by its last step or round."""
 
     pending_bytes: int = 0
     pending_segments: int = 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.daemons import Daemon
@@ -61,6 +62,34 @@ async def test_trim_for_a_full_disk_passes_the_upload_queue(tmp_path, store, wri
         daemon.archive.gate.set_pace(FULL_PACE)
         await daemon.round()
         assert daemon.archived() == {str(writer.name): writer.bases[:-1] for writer in writers}
+
+
+@virtually
+async def test_figures_of_a_partition_go_on_while_its_step_waits_in_the_queue(tmp_path, store, writers):
+    """What waits, for how long, and how near its loss is are figures of each round, not of the last step."""
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.configs["orders"] = {"retention.ms": "7200000"}
+    daemon.clock.now_ms = DEFAULT_TIME_MS
+    async with daemon.running():
+        await daemon.round()
+        limit_uploads(daemon.archive)
+        for writer in writers:
+            for _ in range(8):
+                writer.closed_segment()
+        await daemon.round()
+        for minutes in (1, 2):
+            daemon.clock.now_ms = DEFAULT_TIME_MS + minutes * 60_000
+            await daemon.round()
+            assert daemon.archive.gate.waiting_uploads
+            for partition in ("0", "1", "2"):
+                labels = {"topic": "orders", "partition": partition}
+                assert daemon.value("tieringd_upload_pending_bytes", **labels)
+                assert daemon.value("tieringd_upload_lag_seconds", **labels) == pytest.approx(
+                    minutes * 60, abs=1
+                )
+                assert daemon.value("tieringd_seconds_to_loss", **labels) == pytest.approx(
+                    7200 - minutes * 60, abs=1
+                )
 
 
 @virtually
