@@ -226,6 +226,23 @@ CASES = [
         f"Another daemon archives 3 partitions of {HOST} under the same leader epoch",
     ),
     Case(
+        "TieringdPartitionFails",
+        {"tieringd_partitions_in_fault": "2x20"},
+        {"tieringd_partitions_in_fault": "2x10 0 2x9"},
+        "15m",
+        f"2 partitions on {HOST} are not archived: their steps fail, and not because of the store",
+        {"fault": "other"},
+    ),
+    Case(
+        "TieringdPartitionFails",
+        {"tieringd_partitions_in_fault": "2x20"},
+        # Other kinds of faults have alerts of their own.
+        {'tieringd_partitions_in_fault{fault="store"}': "2x20"},
+        "15m",
+        f"2 partitions on {HOST} are not archived: their steps fail, and not because of the store",
+        {"fault": "other"},
+    ),
+    Case(
         "TieringdHousekeepingStalled",
         {"tieringd_housekeeping_last_success_timestamp_seconds": "0x40"},
         {"tieringd_housekeeping_last_success_timestamp_seconds": "0x10 6000+600x30"},

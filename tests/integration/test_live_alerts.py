@@ -166,6 +166,19 @@ def test_first_loss_is_seen_when_it_comes_before_the_first_scrape(config, logs, 
             until_holding(prometheus, "TieringdDataLost")
 
 
+def test_partition_whose_manifest_is_damaged_is_seen(config, tmp_path, watch):
+    """A partition of which no step succeeds after a start has an alert, and a task."""
+    with running_daemon(config) as daemon:
+        daemon.until_next_offset("orders", 3 * RECORDS)
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait()
+    (stored,) = (tmp_path / "archive").rglob("orders/0_*/manifest")
+    stored.write_bytes(stored.read_bytes()[:20])
+    with running_daemon(config, config.with_name("again.log")) as daemon, watch(daemon) as prometheus:
+        until_holding(prometheus, "TieringdPartitionFails")
+        until_asked(daemon, "orders-0: the archiver's last step failed")
+
+
 def test_log_directory_that_goes_and_reload_that_fails_are_seen(config, logs, watch):
     """Each has an alert, and it ends when the fault does."""
     with running_daemon(config) as daemon, watch(daemon) as prometheus:

@@ -147,6 +147,8 @@ class Reconciler:
         )
         self._operator_waits = OperatorWaitGauge(metrics)
         self._fenced: dict[Leadership, str] = {}
+        self._defects: dict[Leadership, str] = {}
+        """The defect that ended a partition's last archiver, until a step ends without one."""
         self._stopping = False
         self._hint = asyncio.Event()
         self._scan_ended = asyncio.Event()
@@ -294,6 +296,12 @@ class Reconciler:
         found = {leadership: running.status for leadership, running in self._running.copy().items()}
         found.update(
             {
+                one: PartitionStatus(fault=why, fault_kind=PartitionFault.OTHER)
+                for one, why in self._defects.copy().items()
+            }
+        )
+        found.update(
+            {
                 one: PartitionStatus(fault=why, fault_kind=PartitionFault.FENCED)
                 for one, why in self._fenced.copy().items()
             }
@@ -403,6 +411,7 @@ class Reconciler:
                 if not observation.shows_same(known.newest):
                     self._hand_over(leadership, known, observation)
         self._fenced = {one: why for one, why in self._fenced.items() if one in snapshot.wanted}
+        self._defects = {one: why for one, why in self._defects.items() if one in snapshot.wanted}
         self._matched = _Matched(snapshot.wanted, snapshot.unclear, confirmation)
         return self._matched
 
@@ -495,11 +504,13 @@ class Reconciler:
                 topic = leadership.partition.topic
                 self._metrics.upload_failures.labels(topic, type(error).__name__).inc()
                 log.exception("archiver failed; starting it anew", partition=str(leadership.partition))
+                self._defects[leadership] = f"a defect ended the archiver: {error!r}"
                 # Leadership may be lost before the next archiver starts; then nothing else removes the
                 # series.
                 self._metrics.forget_partition(leadership.partition.topic_partition)
                 self._forget(leadership)
                 return
+            self._defects.pop(leadership, None)
             if leadership in self._fenced:
                 self._forget(leadership)
                 return

@@ -48,6 +48,10 @@ _FAULTS: Final = {
         "the partition waits for a decision about its records",
         "tieringd explain {topic} {partition}",
     ),
+    PartitionFault.OTHER: (
+        "the archiver's last step failed, and the partition is not archived until one succeeds",
+        f"{_LOG}   # says why",
+    ),
 }
 _REASONS: Final = {
     "store": (

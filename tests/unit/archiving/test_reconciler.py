@@ -251,6 +251,37 @@ async def test_archiver_that_fails_unexpectedly_is_started_anew(daemon, store):
 
 
 @virtually
+async def test_defect_of_an_archiver_is_a_fault_of_its_partition_until_a_step_succeeds(daemon, store):
+    """The fault stays between the archiver's end and the next one, which fails once more."""
+    writer = daemon.writers[0]
+    async with daemon.running():
+        store.fail_next("put", lambda: KeyError("content-length"), times=2)
+        writer.closed_segment()
+        await daemon.round()
+        for _ in range(INTERVAL_SECONDS + 5):
+            assert daemon.reconciler.faults()["other"] == 1
+            assert "KeyError('content-length')" in daemon.status(writer).fault
+            await asyncio.sleep(1)
+        await daemon.round()
+        assert len(daemon.archived()["orders-0"]) == 2
+        assert daemon.reconciler.faults()["other"] == 0
+        assert daemon.status(writer).fault == ""
+
+
+@virtually
+async def test_fault_of_a_defect_goes_with_the_leadership(daemon, store):
+    """A partition that another broker leads has no fault here."""
+    async with daemon.running():
+        store.fail_next("put", lambda: KeyError("content-length"))
+        daemon.writers[0].closed_segment()
+        await daemon.round()
+        assert daemon.reconciler.faults()["other"] == 1
+        del daemon.broker.epochs[daemon.writers[0].name]
+        await daemon.round()
+        assert daemon.reconciler.faults()["other"] == 0
+
+
+@virtually
 async def test_round_that_fails_by_a_defect_is_followed_by_others(daemon):
     """
     A round that fails by a defect is counted, and archivers and later rounds go on.

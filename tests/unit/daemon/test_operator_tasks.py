@@ -210,6 +210,13 @@ def test_tasks_of_many_partitions_are_few(found):
     assert found_tasks[-1][0].startswith("95 more partitions")
 
 
+def test_partition_whose_steps_fail_is_a_task(found):
+    """A partition that is not archived needs a person; one whose store fails is told of with the store."""
+    ((said, typed),) = found(partitions=[Line("orders", 3, "other"), Line("orders", 4, "store")])
+    assert said.startswith("orders-3: the archiver's last step failed")
+    assert "journalctl" in typed
+
+
 def test_paused_topics_are_one_task_whose_command_names_the_first(found):
     """A command that an operator can type as it stands is worth more than a placeholder."""
     assert found(paused_topics=("orders", "payments")) == [
