@@ -307,6 +307,9 @@ def test_totals_of_the_daemon_are_what_its_series_come_to():
             TopicPartition(topic, partition),
             PartitionFigures(pending_bytes=pending, lag_seconds=lag, seconds_to_loss=loss),
         )
+    metrics.partitions.show(
+        TopicPartition("held", 0), PartitionFigures(held_bytes=7, held_seconds=20, seconds_to_loss=400)
+    )
     metrics.partitions.show(TopicPartition("idle", 0), PartitionFigures(seconds_to_loss=1))
     metrics.gaps.labels("a").inc()
     metrics.gaps.labels("b").inc(2)
@@ -323,7 +326,7 @@ def test_totals_of_the_daemon_are_what_its_series_come_to():
         return found[f"tieringd_daemon_{name}", ()]
 
     assert (total("upload_pending_bytes"), total("upload_lag_seconds")) == (15, 70)
-    assert total("seconds_to_loss") == 500
+    assert (total("seconds_to_loss"), total("held_by_transaction_seconds")) == (400, 20)
     assert (total("archive_gaps_total"), total("trims_denied_total")) == (3, 1)
     assert (total("store_requests_total"), total("store_failures_total")) == (6, 2)
     assert total("cache_faults_total") == 2

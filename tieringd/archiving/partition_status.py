@@ -110,6 +110,7 @@ class PartitionGauges:
                 lag_seconds=lag_seconds,
                 seconds_to_loss=seconds_to_loss,
                 held_seconds=self._held_seconds(plan, seen, steady_ms),
+                held_bytes=plan.held_bytes,
                 trim_held_bytes=trim_held_bytes,
                 next_offset=manifest.next_offset,
                 start_offset=manifest.start_offset,

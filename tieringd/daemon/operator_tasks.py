@@ -10,7 +10,6 @@ its `for`, and the page does not.
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +137,7 @@ def _why_not_ready(seen: Seen) -> Iterator[Task]:
 
 def _near_losses(seen: Seen, metrics: Metrics) -> Iterator[Task]:
     if seen.sums.seconds_to_loss < LOSS_IS_NEAR_SECONDS:
-        name = _least(seen.figures, lambda one: one.seconds_to_loss if one.pending_bytes else math.inf)
+        name = _least(seen.figures, lambda one: one.seconds_to_closed_loss)
         yield Task(
             f"in {duration(seen.sums.seconds_to_loss)} the broker deletes data of {name} that is not durable",
             "kafka-configs.sh --alter --entity-type topics --add-config retention.ms=...   # a longer one",

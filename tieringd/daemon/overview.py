@@ -240,7 +240,7 @@ def _line(topic: str, partition: int, status: PartitionStatus, figures: Partitio
         status.fault or status.waits_because,
         figures.lag_seconds,
         figures.pending_bytes,
-        _finite(figures.seconds_to_loss) if figures.pending_bytes else None,
+        _finite(figures.seconds_to_closed_loss),
         (figures.start_offset, figures.next_offset),
         (figures.local_start_offset, figures.local_next_offset),
     )

@@ -41,6 +41,7 @@ class PartitionFigures:
     lag_seconds: float = 0.0
     seconds_to_loss: float = float("inf")
     held_seconds: float = 0.0
+    held_bytes: int = 0
     trim_held_bytes: int = 0
     next_offset: int = 0
     start_offset: int = 0
@@ -50,6 +51,15 @@ class PartitionFigures:
     local_bytes: int = 0
     local_start_offset: int = 0
     local_next_offset: int = 0
+
+    @property
+    def seconds_to_closed_loss(self) -> float:
+        """
+        Time until the broker deletes a closed segment that is not durable; infinity where none waits.
+
+        The broker's retention does not spare what an open transaction holds back.
+        """
+        return self.seconds_to_loss if self.pending_bytes or self.held_bytes else math.inf
 
 
 SERIES: Final[Mapping[str, tuple[str, str]]] = {
@@ -76,6 +86,10 @@ SERIES: Final[Mapping[str, tuple[str, str]]] = {
     "held_seconds": (
         "tieringd_upload_held_by_transaction_seconds",
         "How long a closed segment has waited for an open transaction to end, 0 when none does",
+    ),
+    "held_bytes": (
+        "tieringd_upload_held_by_transaction_bytes",
+        "Bytes of closed segments that wait for an open transaction to end",
     ),
     "trim_held_bytes": (
         "tieringd_trim_held_by_share_groups_bytes",
@@ -191,7 +205,7 @@ class Sums:
     lag_seconds: float = 0.0
     held_seconds: float = 0.0
     seconds_to_loss: float = math.inf
-    """The least of all partitions with pending bytes; infinity if none has any."""
+    """The least of all partitions with closed segments that wait; infinity if none has any."""
     topics: defaultdict[str, TopicSums] = field(default_factory=lambda: defaultdict(TopicSums))
 
     def add(self, topic: str, figures: PartitionFigures) -> None:
@@ -202,8 +216,7 @@ class Sums:
         self.trim_held_bytes += figures.trim_held_bytes
         self.lag_seconds = max(self.lag_seconds, figures.lag_seconds)
         self.held_seconds = max(self.held_seconds, figures.held_seconds)
-        if figures.pending_bytes:
-            self.seconds_to_loss = min(self.seconds_to_loss, figures.seconds_to_loss)
+        self.seconds_to_loss = min(self.seconds_to_loss, figures.seconds_to_closed_loss)
         for sums in (self, self.topics[topic]):
             sums.archived_bytes += figures.archived_bytes
             sums.archived_segments += figures.archived_segments

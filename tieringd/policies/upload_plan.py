@@ -134,6 +134,8 @@ class UploadPlan:
     missing: MissingRange | None = None
     held_by_transaction: bool = False
     """Whether a closed segment waits only because the last stable offset is inside or below it."""
+    held_bytes: int = 0
+    """Bytes of the closed segments that wait for that."""
 
 
 def plan_uploads(
@@ -157,7 +159,7 @@ def plan_uploads(
     eligible: list[SegmentSlice] = []
     pending_segments = 0
     waits_because = ""
-    held_by_transaction = False
+    held: list[LocalSegment] = []
     for segment in log.segments:
         if expected is not None and segment.next_offset is not None and segment.next_offset <= expected:
             continue
@@ -171,7 +173,11 @@ def plan_uploads(
         first = segment.base_offset if expected is None else max(expected, segment.base_offset)
         waits_because = _why_not_eligible(segment, bounds)
         if waits_because or segment.next_offset is None:
-            held_by_transaction = segment.next_offset is not None
+            held = [
+                one
+                for one in log.segments
+                if one.base_offset >= segment.base_offset and one.next_offset is not None
+            ]
             if is_overdue and first < bounds.last_stable_offset:
                 eligible.append(SegmentSlice(segment, first, bounds.last_stable_offset, is_open=True))
             break
@@ -184,7 +190,8 @@ def plan_uploads(
         pending_segments=pending_segments,
         waits_because=waits_because,
         missing=missing,
-        held_by_transaction=held_by_transaction,
+        held_by_transaction=bool(held),
+        held_bytes=sum(one.size_bytes for one in held),
     )
 
 

@@ -149,6 +149,14 @@ def test_held_seconds_pass_by_no_clock_that_can_be_set(publish, value, set_by_ms
     assert value("upload_held_by_transaction_seconds") == 1
 
 
+def test_held_bytes_are_those_of_closed_segments_behind_the_transaction(publish, value):
+    """The segments from the stable offset on are held, and are not pending."""
+    publish(stable=15)
+    assert (value("upload_held_by_transaction_bytes"), value("upload_pending_bytes")) == (320, 1)
+    publish(stable=35)
+    assert (value("upload_held_by_transaction_bytes"), value("upload_pending_bytes")) == (0, 321)
+
+
 def test_held_seconds_end_with_the_transaction(publish, value):
     """A transaction that holds nothing back counts for nothing, and the next hold counts anew."""
     publish(stable=15, at_ms=TIME_MS)

@@ -73,6 +73,11 @@ FAULTS = {
         "in 1 min 30 s the broker deletes data of orders-3",
         "kafka-configs.sh --alter",
     ),
+    "loss behind a transaction is near": (
+        partition(held_bytes=1, seconds_to_loss=90.0),
+        "in 1 min 30 s the broker deletes data of orders-3",
+        "kafka-configs.sh --alter",
+    ),
     "lost": (
         partition(gap_offsets=7),
         "7 offsets were lost before they could be copied: orders-3",

@@ -121,6 +121,28 @@ def test_upload_plan_knows_what_a_transaction_holds_back(last_stable_offset, nex
 
 
 @pytest.mark.parametrize(
+    ("last_stable_offset", "next_offset", "expected"),
+    [
+        pytest.param(30, 0, (321, 0), id="all are stable"),
+        pytest.param(29, 0, (21, 300), id="the last"),
+        pytest.param(5, 0, (0, 321), id="all"),
+        pytest.param(15, 12, (0, 320), id="of which a part is durable"),
+    ],
+)
+def test_upload_plan_counts_the_bytes_that_a_transaction_holds_back(
+    last_stable_offset, next_offset, expected
+):
+    """The closed segments from the first that is held are not pending; the active one is neither."""
+    found = plan(
+        [0, 10, 20, 30],
+        next_offset=next_offset,
+        last_stable_offset=last_stable_offset,
+        sizes={0: 1, 10: 20, 20: 300, 30: 4000},
+    )
+    assert (found.pending_bytes, found.held_bytes) == expected
+
+
+@pytest.mark.parametrize(
     ("bases", "next_offset", "last_stable_offset", "expected"),
     [
         pytest.param([20], None, 25, [(20, 20, 25, True)], id="active and first of all"),
