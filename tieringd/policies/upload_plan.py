@@ -133,9 +133,9 @@ class UploadPlan:
     """Why the first segment that is not eligible waits; empty when nothing waits."""
     missing: MissingRange | None = None
     held_by_transaction: bool = False
-    """Whether a closed segment waits only because the last stable offset is inside or below it."""
+    """Whether a closed segment waits only because an open transaction begins inside or below it."""
     held_bytes: int = 0
-    """Bytes of the closed segments that wait for that."""
+    """Bytes of the closed segments that wait for that. What is not replicated yet waits for its replicas."""
 
 
 def plan_uploads(
@@ -176,7 +176,9 @@ def plan_uploads(
             held = [
                 one
                 for one in log.segments
-                if one.base_offset >= segment.base_offset and one.next_offset is not None
+                if one.base_offset >= segment.base_offset
+                and one.next_offset is not None
+                and one.next_offset <= bounds.log_end_offset
             ]
             if is_overdue and first < bounds.last_stable_offset:
                 eligible.append(SegmentSlice(segment, first, bounds.last_stable_offset, is_open=True))
@@ -227,9 +229,14 @@ def admissible_prefix(uploaded: Sequence[RemoteSegment | None], *, next_offset: 
 def _why_not_eligible(segment: LocalSegment, bounds: LogBounds) -> str:
     if segment.next_offset is None:
         return f"segment {segment.base_offset} is active"
+    if segment.next_offset > bounds.log_end_offset:
+        return (
+            f"segment {segment.base_offset} ends past the high watermark {bounds.log_end_offset}: its end is "
+            "not replicated yet"
+        )
     if segment.next_offset > bounds.last_stable_offset:
         return (
             f"segment {segment.base_offset} ends past the last stable offset {bounds.last_stable_offset}: a "
-            "transaction is open, or the data is not replicated yet"
+            "transaction is open"
         )
     return ""

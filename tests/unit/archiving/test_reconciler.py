@@ -269,6 +269,25 @@ async def test_defect_of_an_archiver_is_a_fault_of_its_partition_until_a_step_su
 
 
 @virtually
+async def test_follower_that_hangs_is_no_transaction_and_ends_with_an_upload(daemon):
+    """A high watermark that stands still holds a segment back for hours. When it moves, the segment goes."""
+    labels = {"topic": "orders", "partition": "0"}
+    writer = daemon.writers[0]
+    async with daemon.running():
+        writer.high_watermark = writer.next_offset
+        writer.closed_segment()
+        for _ in range(3):
+            daemon.clock.now_ms += 3_600_000
+            await daemon.round()
+        assert daemon.value("tieringd_upload_held_by_transaction_seconds", **labels) == 0
+        assert "its end is not replicated yet" in daemon.status(writer).waits_because
+        assert len(daemon.archived()["orders-0"]) == 1
+        writer.high_watermark = None
+        await daemon.round()
+        assert len(daemon.archived()["orders-0"]) == 2
+
+
+@virtually
 async def test_fault_of_a_defect_goes_with_the_leadership(daemon, store):
     """A partition that another broker leads has no fault here."""
     async with daemon.running():

@@ -103,10 +103,7 @@ def test_open_transaction_holds_a_segment_and_those_after_it():
         30: (Place.LOCAL, State.WAITING),
         40: (Place.LOCAL, State.ACTIVE),
     }
-    waits = (
-        "segment 20 ends past the last stable offset 25: "
-        "a transaction is open, or the data is not replicated yet"
-    )
+    waits = "segment 20 ends past the last stable offset 25: a transaction is open"
     assert found[20].reason == waits
     assert found[30].reason == f"segments are uploaded in order, and {waits}"
     assert found[30].next_step == "the segment is uploaded after segment 20"

@@ -28,8 +28,10 @@ from tieringd.policies.upload_plan import (
 ALL = UploadLimits(segments_per_step=1000)
 
 
-def plan_of(log, *, next_offset, last_stable_offset=10**9, limits=ALL, is_overdue=False) -> UploadPlan:
-    bounds = LogBounds(log.first_offset or 0, last_stable_offset, max(last_stable_offset, 10**9))
+def plan_of(
+    log, *, next_offset, last_stable_offset=10**9, high_watermark=10**9, limits=ALL, is_overdue=False
+) -> UploadPlan:
+    bounds = LogBounds(log.first_offset or 0, min(last_stable_offset, high_watermark), high_watermark)
     return plan_uploads(log, bounds, next_offset=next_offset, limits=limits, is_overdue=is_overdue)
 
 
@@ -81,8 +83,7 @@ def test_upload_plan_takes_the_candidates_that_kafka_takes(bases, next_offset, l
             0,
             19,
             [(0, 9)],
-            "segment 10 ends past the last stable offset 19: a transaction is open, "
-            "or the data is not replicated yet",
+            "segment 10 ends past the last stable offset 19: a transaction is open",
             id="unstable",
         ),
         pytest.param([0, 10, 20, 30], 0, 20, [(0, 9), (10, 19)], "segment 20 ends past", id="just stable"),
@@ -140,6 +141,36 @@ def test_upload_plan_counts_the_bytes_that_a_transaction_holds_back(
         sizes={0: 1, 10: 20, 20: 300, 30: 4000},
     )
     assert (found.pending_bytes, found.held_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("last_stable_offset", "high_watermark", "expected", "because"),
+    [
+        pytest.param(19, 19, (1, 0), "10 ends past the high watermark 19: its end is", id="no transaction"),
+        pytest.param(20, 20, (21, 0), "20 ends past the high watermark 20: its end is", id="one of two is"),
+        pytest.param(10, 19, (1, 0), "10 ends past the high watermark 19: its end is", id="both"),
+        pytest.param(
+            19, 20, (1, 20), "10 ends past the last stable offset 19: a transaction", id="a transaction"
+        ),
+        pytest.param(
+            19, 29, (1, 20), "10 ends past the last stable offset 19: a transaction", id="the next is both"
+        ),
+    ],
+)
+def test_upload_plan_does_not_take_a_replica_that_lags_for_a_transaction(
+    last_stable_offset, high_watermark, expected, because
+):
+    """A closed segment past the high watermark waits for its replicas, whatever transactions are open."""
+    found = plan(
+        [0, 10, 20, 30],
+        next_offset=0,
+        last_stable_offset=last_stable_offset,
+        high_watermark=high_watermark,
+        sizes={0: 1, 10: 20, 20: 300, 30: 4000},
+    )
+    assert (found.pending_bytes, found.held_bytes) == expected
+    assert found.held_by_transaction is bool(expected[1])
+    assert found.waits_because.startswith(f"segment {because}")
 
 
 @pytest.mark.parametrize(
