@@ -64,6 +64,17 @@ class RefusingStore(MemoryStore):
         return await super().put(key, body, crc32c=crc32c, condition=condition)
 
 
+class AwayStore(MemoryStore):
+    """A store that answers nothing while it is away."""
+
+    is_away = False
+
+    def _request(self, operation, key):
+        if self.is_away:
+            raise store_unavailable(operation)
+        return super()._request(operation, key)
+
+
 class DistantStore:
     """
     One daemon's access to a bucket that several may use.

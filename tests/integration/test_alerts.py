@@ -79,6 +79,13 @@ CASES = [
         f"In 30m 0s the broker beside {HOST} deletes data that is not durable",
     ),
     Case(
+        "TieringdLossUnknown",
+        {"tieringd_partitions_with_unknown_loss": "3x20"},
+        {"tieringd_partitions_with_unknown_loss": "3x10 0x10"},
+        "15m",
+        f"How soon the broker beside {HOST} deletes data that is not durable is unknown for 3 partitions",
+    ),
+    Case(
         "TieringdPinsHoldData",
         {"tieringd_pinned_bytes": "1048576x20"},
         {"tieringd_pinned_bytes": "1048576x10 0x10"},

@@ -124,7 +124,7 @@ def test_daemon_that_is_well_has_no_alert_and_one_that_is_killed_has_one(config,
 
 
 def test_store_that_is_away_from_the_start_is_seen(tmp_path, logs, watch):
-    """Nothing was ever uploaded, and no partition has a series; three alerts hold all the same."""
+    """Nothing was ever uploaded, and no partition has a series; four alerts hold all the same."""
     (port,) = free_ports(1)
     config = directory_config([logs], tmp_path, tmp_path / "state", **QUIET)
     del config["cloud_storage_file_root"]
@@ -138,7 +138,9 @@ def test_store_that_is_away_from_the_start_is_seen(tmp_path, logs, watch):
     }
     path = write_config(tmp_path / "tieringd.yaml", config | store)
     with running_daemon(path) as daemon, watch(daemon) as prometheus:
-        until_holding(prometheus, "TieringdNotReady", "TieringdStalled", "TieringdStoreErrors")
+        until_holding(
+            prometheus, "TieringdNotReady", "TieringdStalled", "TieringdStoreErrors", "TieringdLossUnknown"
+        )
         prometheus.until(
             lambda: (
                 {one["metric"]["reason"] for one in prometheus.query("tieringd_ready == 0")}
@@ -175,7 +177,7 @@ def test_partition_whose_manifest_is_damaged_is_seen(config, tmp_path, watch):
     (stored,) = (tmp_path / "archive").rglob("orders/0_*/manifest")
     stored.write_bytes(stored.read_bytes()[:20])
     with running_daemon(config, config.with_name("again.log")) as daemon, watch(daemon) as prometheus:
-        until_holding(prometheus, "TieringdPartitionFails")
+        until_holding(prometheus, "TieringdPartitionFails", "TieringdLossUnknown")
         until_asked(daemon, "orders-0: the archiver's last step failed")
 
 

@@ -615,7 +615,7 @@ class Reconciler:
                 await asyncio.sleep(0)
 
     def _publish(self, seconds: float) -> None:
-        # An archiver of a quarantined or waiting partition does not rest, so the awake ones are enough.
+        # An archiver that is quarantined, waits or knows no manifest does not rest: the awake ones do.
         awake = [
             (leadership.partition.topic_partition, running.archiver)
             for leadership in self._resting.awake
@@ -623,6 +623,12 @@ class Reconciler:
         ]
         self._operator_waits.publish(
             (partition, wait) for partition, archiver in awake if (wait := archiver.operator_wait) is not None
+        )
+        held_back = self._snapshot.held_back if self._snapshot is not None else ()
+        archived = {one.partition for one in self._running} if held_back else set()
+        self._metrics.unknown_loss_partitions.set(
+            sum(one.partition not in archived for one in held_back)
+            + sum(archiver.last_manifest is None for _, archiver in awake)
         )
         self._metrics.led_partitions.set(len(self._running))
         self._metrics.quarantined_partitions.set(sum(bool(one.quarantine_fault) for _, one in awake))

@@ -17,7 +17,7 @@ from tieringd.config import Config
 from tieringd.daemon.operator_tasks import Task
 from tieringd.daemon.overview import DiskLine, Overview, PartitionLine, UploadLine
 from tieringd.daemon.recent_errors import FoldedError
-from tieringd.daemon.status_page import scaled, times
+from tieringd.daemon.status_page import at_least, scaled, times, until_loss
 from tieringd.daemon.workers.worker_status import WorkerStatus
 from tieringd.model.human_units import duration, size
 
@@ -82,17 +82,17 @@ def screen(seen: Overview) -> Iterator[str]:
     yield from _wrapped("", f"cluster {seen.cluster or 'unknown'}, broker {seen.broker}, store {seen.store}")
     for name, why in seen.reasons.items():
         yield from _wrapped("  ", f"{name}: {why}")
-    loss = "not near" if seen.seconds_to_loss is None else duration(seen.seconds_to_loss)
     yield ""
     yield (
         f"partitions: {seen.led_partitions} led, {seen.followed_partitions} followed, "
         f"{sum(seen.faults.values())} in error"
     )
     yield (
-        f"waiting {size(seen.pending_bytes)} in {seen.pending_segments} segments, "
+        f"waiting {at_least(size(seen.pending_bytes), seen)} in {seen.pending_segments} segments, "
         f"oldest {duration(seen.lag_seconds)}"
     )
-    yield f"until loss: {loss}; archive {size(seen.archived_bytes)}, local {size(seen.local_bytes)}"
+    sizes = f"archive {size(seen.archived_bytes)}, local {size(seen.local_bytes)}"
+    yield from _wrapped("", f"until loss: {until_loss(seen)}; {sizes}")
     yield from _section("What needs a person", [f"{one.what}\n  {one.command}" for one in seen.tasks])
     yield from _section(
         "Worst partitions (= archive, - local log, # both)",

@@ -142,6 +142,13 @@ def _near_losses(seen: Seen, metrics: Metrics) -> Iterator[Task]:
             f"in {duration(seen.sums.seconds_to_loss)} the broker deletes data of {name} that is not durable",
             "kafka-configs.sh --alter --entity-type topics --add-config retention.ms=...   # a longer one",
         )
+    unknown = int(metrics.unknown_loss_partitions._value.get())  # noqa: SLF001
+    if unknown and seen.uptime_seconds >= SETTLED_SECONDS:
+        yield Task(
+            f"the manifests of {unknown} partitions could not be read, so it is unknown when the broker "
+            "deletes data of theirs that is not durable",
+            "kafka-configs.sh --alter --entity-type topics --add-config retention.ms=...   # a longer one",
+        )
     pinned = metrics.pinned_bytes._value.get()  # noqa: SLF001
     if pinned and (seen.reasons or seen.sums.lag_seconds > NOT_UPLOADING_SECONDS):
         yield Task(

@@ -102,6 +102,8 @@ class Overview:
     pending_segments: int
     lag_seconds: float
     seconds_to_loss: float | None
+    unknown_loss_partitions: int
+    """Led partitions whose manifest is not known: no figure tells what of them waits, and how long it may."""
     archived_bytes: int
     local_bytes: int
     faults: Mapping[str, int]
@@ -188,6 +190,7 @@ class OverviewMaker:
             pending_segments=sums.pending_segments,
             lag_seconds=sums.lag_seconds,
             seconds_to_loss=_finite(sums.seconds_to_loss),
+            unknown_loss_partitions=int(metrics.unknown_loss_partitions._value.get()),  # noqa: SLF001
             archived_bytes=sums.archived_bytes,
             local_bytes=sums.local_bytes,
             faults={name: count for name, count in faults.items() if count},

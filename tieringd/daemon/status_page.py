@@ -158,16 +158,28 @@ def _document(seen: Overview) -> Iterator[str]:
     )
 
 
-def _figures(seen: Overview) -> str:
+def at_least(text: str, seen: Overview) -> str:
+    """Return *text* of what waits, marked as a part of it where not all is known."""
+    return f"at least {text}" if seen.unknown_loss_partitions else text
+
+
+def until_loss(seen: Overview) -> str:
+    """Return the time until data is lost, with the number of partitions of which it is not known."""
     loss = "not near" if seen.seconds_to_loss is None else duration(seen.seconds_to_loss)
+    if seen.unknown_loss_partitions:
+        return f"unknown for {seen.unknown_loss_partitions} partitions, for the others {loss}"
+    return loss
+
+
+def _figures(seen: Overview) -> str:
     found = (
         ("partitions led", str(seen.led_partitions)),
         ("followed", str(seen.followed_partitions)),
         ("in error", str(sum(seen.faults.values()))),
-        ("waiting to be uploaded", size(seen.pending_bytes)),
+        ("waiting to be uploaded", at_least(size(seen.pending_bytes), seen)),
         ("segments that wait", str(seen.pending_segments)),
         ("oldest wait", duration(seen.lag_seconds)),
-        ("until loss", loss),
+        ("until loss", until_loss(seen)),
         ("in the archive", size(seen.archived_bytes)),
         ("on local disks", size(seen.local_bytes)),
     )

@@ -297,8 +297,13 @@ class Metrics:
                 ("topic", "reason"),
             ),
         )
-        self.unreadable_paths = gauge(
-            "unreadable_paths", "Files, directories and archived topics the last scan could not read"
+        self.unknown_loss_partitions, self.unreadable_paths = (
+            gauge(
+                "partitions_with_unknown_loss",
+                "Led partitions whose manifest is not known, so that no figure tells what is not durable, or "
+                "for how long the broker keeps it",
+            ),
+            gauge("unreadable_paths", "Files, directories and archived topics the last scan could not read"),
         )
 
         self.uploads = counter("uploads", "Segments made durable", ("topic",))

@@ -18,7 +18,7 @@ from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.memory_store import MemoryStore
-from tests.fakes.store import RefusingStore, store_unavailable
+from tests.fakes.store import AwayStore, RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.reconciler import LEADERSHIP_FRESH_SECONDS
 from tieringd.errors import BrokerDenied
@@ -266,6 +266,43 @@ async def test_defect_of_an_archiver_is_a_fault_of_its_partition_until_a_step_su
         assert len(daemon.archived()["orders-0"]) == 2
         assert daemon.reconciler.faults()["other"] == 0
         assert daemon.status(writer).fault == ""
+
+
+@virtually
+async def test_partitions_have_an_unknown_loss_until_their_manifests_are_read(tmp_path, writers):
+    """The partitions count from the first round of a restart in an outage until the store answers."""
+    store = AwayStore()
+    async with Daemon(tmp_path, store, writers).running():
+        pass
+    daemon = Daemon(tmp_path, store, writers)
+    store.is_away = True
+    async with daemon.running():
+        for _ in range(3):
+            assert daemon.value("tieringd_partitions_with_unknown_loss") == 3
+            await daemon.round()
+        store.is_away = False
+        await daemon.round()
+        await daemon.round()
+        assert daemon.value("tieringd_partitions_with_unknown_loss") == 0
+        store.is_away = True
+        for writer in writers:
+            writer.closed_segment()
+        await daemon.round()
+        await daemon.round()
+        assert daemon.value("tieringd_partitions_with_unknown_loss") == 0, "they are known by now"
+
+
+@virtually
+async def test_partition_whose_manifest_is_damaged_has_an_unknown_loss(tmp_path, store, writers):
+    """One partition counts, although the store answers."""
+    async with Daemon(tmp_path, store, writers).running():
+        pass
+    store.add(manifest_key(writers[1].identified), b"{")
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        await daemon.round()
+        assert daemon.value("tieringd_partitions_with_unknown_loss") == 1
 
 
 @virtually

@@ -78,6 +78,11 @@ FAULTS = {
         "in 1 min 30 s the broker deletes data of orders-3",
         "kafka-configs.sh --alter",
     ),
+    "loss is unknown": (
+        lambda metrics: metrics.unknown_loss_partitions.set(3),
+        "the manifests of 3 partitions could not be read",
+        "kafka-configs.sh --alter",
+    ),
     "lost": (
         partition(gap_offsets=7),
         "7 offsets were lost before they could be copied: orders-3",
@@ -156,12 +161,14 @@ def test_workers_that_do_not_serve_are_a_task_once_the_daemon_has_settled(found)
     assert "an upload has been under way" in second[0]
 
 
-def test_start_is_a_task_only_when_it_does_not_end(found):
+def test_start_is_a_task_only_when_it_does_not_end(found, metrics):
     """The first minutes of a daemon need no person; a start that goes on for five minutes does."""
     starting = {"starting": "the first round of reconciliation has not ended yet"}
+    metrics.unknown_loss_partitions.set(3)
     assert found(uptime_seconds=10.0, reasons=starting) == []
-    ((said, _),) = found(reasons=starting)
+    (said, _), (unknown, _) = found(reasons=starting)
     assert "the start does not end" in said
+    assert "the manifests of 3 partitions" in unknown
 
 
 def test_ballast_of_a_full_disk_is_let_go_first(found, metrics):

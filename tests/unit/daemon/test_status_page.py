@@ -164,6 +164,18 @@ def test_ten_thousand_partitions_are_twenty_lines_the_worst_first(metrics):
     assert len(page(found)) < 50_000
 
 
+def test_loss_of_partitions_whose_manifest_is_not_known_is_not_called_far(metrics):
+    """The page and the terminal say for how many partitions nothing is known, and what the others have."""
+    metrics.unknown_loss_partitions.set(3)
+    seen = maker(metrics, Statuses({})).make()
+    text = "\n".join(screen(seen))
+    assert "until loss: unknown for 3 partitions, for the others not near; archive" in text
+    assert "waiting at least 0 B in 0 segments" in text
+    assert "unknown for 3 partitions, for the others not near" in page(seen)
+    metrics.unknown_loss_partitions.set(0)
+    assert "until loss: not near; archive" in "\n".join(screen(maker(metrics, Statuses({})).make()))
+
+
 def test_reason_that_many_partitions_share_is_told_once_on_a_terminal(metrics):
     """An outage is the reason of each, and there is one screen."""
     away = PartitionStatus(fault="the bucket is away", fault_kind=PartitionFault.STORE)
