@@ -8,8 +8,10 @@ wait, so the remote log never has a hole that is not recorded.
 yet. Kafka deletes a closed segment when its newest record is older than `retention.ms`, and from the head
 while more than `retention.bytes` would remain. The newest record's time is not known before a segment is
 read, so the file's modification time is used instead: for data that arrives as it is produced they are
-the same. The active segment is not safe either. When its newest record has expired, Kafka closes and
-deletes it in one go, so no observation shows it as closed. Its stable part is therefore uploaded in time.
+the same. When `retention.bytes` comes to a segment depends on what is written until then, so the log is
+taken to grow at its pace of the last hour. The active segment is not safe either. When its newest record
+has expired, Kafka closes and deletes it in one go, so no observation shows it as closed. Its stable part is
+therefore uploaded in time.
 
 `plan_assignment` decides which archivers should run, given what this broker leads and what runs now. An
 archiver belongs to one partition under one leader epoch. A new epoch means a new archiver: the old one
@@ -22,12 +24,18 @@ import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, LogBounds
 from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentSlice
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS
+
+_PACE_SECONDS: Final = 3600
+"""What was written since a segment that is as old as this, or since the oldest one, gives the log's pace."""
+_PACE_SECONDS_MIN: Final = 60
+"""A shorter time is taken for as long as this: a burst after the first segment is no pace."""
 
 
 def seconds_to_loss(
@@ -42,8 +50,9 @@ def seconds_to_loss(
     """
     Return the time left for the oldest segment that reaches past *next_offset*, in seconds.
 
-    None as *retention_ms* or *retention_bytes* means no limit. Infinity when nothing waits, or nothing
-    limits; 0 when the broker may delete it at its next check. By size the active segment is never deleted.
+    None as *retention_ms* or *retention_bytes* means no limit. Infinity when nothing waits, nothing limits,
+    or a log that only its size limits does not grow; 0 when the broker may delete it at its next check. By
+    size the active segment is never deleted.
     """
     remaining_bytes = log.size_bytes
     for segment in log.segments:
@@ -51,13 +60,33 @@ def seconds_to_loss(
         remaining_bytes -= segment.size_bytes
         if end_offset <= next_offset:
             continue
-        is_past_size = retention_bytes is not None and remaining_bytes >= retention_bytes
-        if is_past_size and not segment.is_active:
-            return 0.0
-        if retention_ms is None:
-            return math.inf
-        return max(0.0, (segment.modified_ns / 1e6 + retention_ms - now_ms) / 1000)
+        by_size = by_time = math.inf
+        if retention_bytes is not None and not segment.is_active:
+            by_size = _seconds_to_grow(log, max(0, retention_bytes - remaining_bytes), now_ms=now_ms)
+        if retention_ms is not None:
+            by_time = max(0.0, (segment.modified_ns / 1e6 + retention_ms - now_ms) / 1000)
+        return min(by_size, by_time)
     return math.inf
+
+
+def _seconds_to_grow(log: LocalLog, size_bytes: int, *, now_ms: int) -> float:
+    """
+    Return the seconds until *log* has grown by *size_bytes* at its pace; infinity if it does not grow.
+
+    The pace is that of the bytes after the newest segment whose last write is an hour old, or after the
+    oldest segment. A file with a time in the future, as after a wrong clock, tells of no pace.
+    """
+    if size_bytes == 0:
+        return 0.0
+    later_bytes, seconds_per_byte = 0, math.inf
+    for segment in reversed(log.segments):
+        seconds = (now_ms - segment.modified_ns / 1e6) / 1000
+        if later_bytes and seconds > 0:
+            seconds_per_byte = max(_PACE_SECONDS_MIN, seconds) / later_bytes
+            if seconds >= _PACE_SECONDS:
+                break
+        later_bytes += segment.size_bytes
+    return size_bytes * seconds_per_byte
 
 
 def rescue_due_ms(log: LocalLog, *, retention_ms: int | None) -> float:

@@ -94,10 +94,52 @@ def test_loss_by_size_comes_when_enough_would_be_left(retention_bytes, next_offs
 
 
 def test_loss_comes_by_whichever_limit_is_first():
-    """A size that is passed goes before time that is left; a size that is not leaves it to time."""
+    """A size that is passed goes before time that is left; one that is far away leaves it to time."""
     log = log_of([0, 10], age_ms=400)
     assert left(log, retention_ms=1000, retention_bytes=1024) == 0.0
-    assert left(log, retention_ms=1000, retention_bytes=1025) == pytest.approx(0.6)
+    assert left(log, retention_ms=1000, retention_bytes=10**6) == pytest.approx(0.6)
+
+
+def grown(*segments, active_bytes=0):
+    """Return a log of closed segments, each with its size and the minutes since it was closed."""
+    bases = [10 * number for number in range(len(segments) + 1)]
+    sizes = dict(zip(bases, [*(size for size, _ in segments), active_bytes], strict=True))
+    log = local_log(bases, sizes=sizes)
+    minutes = [*(age for _, age in segments), 0]
+    closed = tuple(
+        replace(each, modified_ns=(TIME_MS - age * 60_000) * 1_000_000)
+        for each, age in zip(log.segments, minutes, strict=True)
+    )
+    return replace(log, segments=closed)
+
+
+@pytest.mark.parametrize(
+    ("log", "retention_bytes", "expected"),
+    [
+        # 600 bytes are left without the first segment, and another 400 come at 10 bytes a minute.
+        pytest.param(grown((100, 60), (300, 30), active_bytes=300), 1000, 40 * 60, id="the pace of an hour"),
+        pytest.param(grown((100, 60), (300, 30), active_bytes=300), 601, 6, id="a byte is left"),
+        pytest.param(grown((100, 60), (300, 30), active_bytes=300), 600, 0, id="none is left"),
+        pytest.param(
+            grown((100, 500), (100, 60), (100, 30), active_bytes=500), 1000, 30 * 60, id="no longer than that"
+        ),
+        pytest.param(grown((100, 10), active_bytes=100), 1000, 90 * 60, id="a log that is younger"),
+        pytest.param(grown((100, 0.05), active_bytes=100), 1000, 9 * 60, id="a burst counts as a minute"),
+        pytest.param(grown((100, 500)), 1000, math.inf, id="nothing was written since"),
+        pytest.param(grown((100, -5), active_bytes=100), 1000, math.inf, id="a time in the future"),
+    ],
+)
+def test_loss_by_size_comes_at_the_pace_of_the_log(log, retention_bytes, expected):
+    """The bytes of the last hour tell how long it takes until enough has come to let the first segment go."""
+    found = left(log, retention_bytes=retention_bytes, log_end_offset=1000)
+    assert found == pytest.approx(expected)
+
+
+def test_loss_by_size_is_an_estimate_that_may_come_before_that_by_time():
+    """The nearer of both counts."""
+    log = grown((100, 60), (300, 30), active_bytes=300)
+    assert left(log, retention_bytes=1000, retention_ms=2 * 3_600_000) == pytest.approx(2400)
+    assert left(log, retention_bytes=1000, retention_ms=3_600_000 + 5000) == pytest.approx(5)
 
 
 @pytest.mark.parametrize("log", [log_of([]), log_of([20]), log_of([0, 10], age_ms=10**12)])
@@ -161,10 +203,17 @@ def test_rescue_is_never_due_where_nothing_active_expires(log, retention_ms):
 def test_loss_comes_nearer_with_time_and_goes_away_with_what_is_stored(
     next_offset, retention_ms, retention_bytes, age_ms
 ):
-    """Time brings it nearer, and what becomes durable pushes it away."""
+    """
+    Time brings it nearer, and what becomes durable pushes it away.
+
+    A log that only its size limits, and that nothing is written to, has a pace that falls.
+    """
     log = log_of([0, 10, 20, 30], age_ms=age_ms)
     limits = {"retention_ms": retention_ms, "retention_bytes": retention_bytes}
     now = left(log, next_offset=next_offset, **limits)
     assert now >= 0
-    assert left(log, next_offset=next_offset, now_ms=TIME_MS + 100, **limits) <= now
+    by_time = {"retention_ms": retention_ms}
+    assert left(log, next_offset=next_offset, now_ms=TIME_MS + 100, **by_time) <= left(
+        log, next_offset=next_offset, **by_time
+    )
     assert left(log, next_offset=next_offset + 1, **limits) >= now
