@@ -108,7 +108,7 @@ GUARDS: tuple[Guard, ...] = (
         "A leader of an older epoch stops when a newer one owns the manifest",
         Edit(
             "tieringd/archive/manifest_store.py",
-            "if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:",
+            "if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch and not reopens:",
             "if False:",
         ),
         Edit(f"{_POLICIES}/lineage.py", "if manifest.leader_epoch > leader_epoch:", "if False:"),

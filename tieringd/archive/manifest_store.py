@@ -11,7 +11,7 @@ to concurrent writes). So the manifest is read after each refusal, and only its 
 
 `closed` closes a partition's manifest: from then on no archiver commits to it. Closing is a commit like
 any other, under an epoch above all leader epochs. A later commit is fenced, and an earlier one is in the
-version that `closed` returns.
+version that `closed` returns. Only a move that brings the archive back opens it again.
 """
 
 from __future__ import annotations
@@ -178,17 +178,24 @@ class ManifestStore:
         return StoredManifest(signed, info.version, len(data), self._now_ms())
 
     async def commit(
-        self, stored: StoredManifest, manifest: PartitionManifest, *, leader_epoch: int
+        self,
+        stored: StoredManifest,
+        manifest: PartitionManifest,
+        *,
+        leader_epoch: int,
+        reopens: bool = False,
     ) -> StoredManifest:
         """
         Replace *stored* by *manifest*, under the leader epoch that this broker holds now.
+
+        With *reopens* a newer epoch in *stored* does not fence: a move opens a closed manifest again.
 
         Raises:
             FencedError: A newer leader epoch owns the manifest, or the manifest was removed.
             RivalWriter: Another writer has committed under the same leader epoch.
             StorageUnavailable: The commit is not known to have taken effect. Load again and go on from there.
         """
-        if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
+        if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch and not reopens:
             raise fenced_by(stored.manifest, leader_epoch)
         number_before = stored.manifest.commit_number if stored.manifest else 0
         signed = self._signed(manifest, leader_epoch, number_before=number_before)

@@ -6,6 +6,9 @@ switched: its topic manifest says where it went, its partitions are closed in th
 other, and the target gets exactly the closed versions. A daemon whose configuration names the target
 goes on from there. A daemon whose configuration names the source archives nothing of the topic, and logs
 why. Nothing is deleted in the source. Every step leaves a state from which the next call goes on.
+
+A topic may be moved back. The target's topic manifest says that the topic is elsewhere until the switch
+begins, so that of two closed archives it is known which one is moved into the other.
 """
 
 from __future__ import annotations
@@ -195,10 +198,10 @@ class ArchiveMover:
     async def _pass(self, name: str, topics: Sequence[TopicManifest]) -> list[MovedPartition]:
         moved: list[MovedPartition] = []
         for topic in topics:
-            await self._copy_topic(topic)
+            is_moved_here = await self._copy_topic(topic)
             for partition in topic.partitions():
                 try:
-                    copy = await self._partitions.copy(partition)
+                    copy = await self._partitions.copy(partition, reopens=is_moved_here)
                 except TieringError as error:
                     moved.append(MovedPartition(self._total(PartitionCopy(partition)), fault=str(error)))
                     continue
@@ -210,6 +213,9 @@ class ArchiveMover:
     async def _switch(self, topic: TopicManifest) -> list[MovedPartition]:
         """Close a topic in the source, partition by partition. After the first one it cannot be undone."""
         place = self._target.place
+        if not topic.moved_to:
+            # Where an earlier move led away from the target: it is not elsewhere any more once this begins.
+            await self._target.manifests.change_topic(topic.key, lambda there: replace(there, moved_to=""))
         # Settings made until now are copied. From now on no daemon changes them in the source.
         closing = await self._source.manifests.change_topic(
             topic.key, lambda found: replace(found, moved_to=place)
@@ -223,23 +229,36 @@ class ArchiveMover:
             moved.append(MovedPartition(self._total(copy), is_switched=True))
         return moved
 
-    async def _copy_topic(self, topic: TopicManifest) -> None:
+    async def _copy_topic(self, topic: TopicManifest) -> bool:
         """
         Write the topic's manifest and link in the target.
 
         After the switch only the target changes them.
+
+        Returns:
+            Whether the switch to the target has begun, and the topic has not been moved on from there.
         """
         found = await self._source.manifests.load_topic(topic.key)
         there = await self._target.manifests.load_topic(topic.key)
         if found is not None and (there is None or not found.moved_to):
             await self._put_topic(found)
         await self._copy_document(history_link_key(topic.key))
+        return (
+            found is not None
+            and found.moved_to == self._target.place
+            and there is not None
+            and not there.moved_to
+        )
 
     async def _put_topic(self, topic: TopicManifest) -> None:
+        """Write the topic's manifest in the target. One that was moved away from there stays elsewhere."""
         await self._target.manifests.change_topic(
             topic.key,
             lambda there: replace(
-                topic, moved_to="", partition_count=max(topic.partition_count, there.partition_count)
+                topic,
+                # Of a purged archive nothing is left, so that no manifest of it is closed.
+                moved_to="" if there.lifecycle is Lifecycle.PURGED else there.moved_to,
+                partition_count=max(topic.partition_count, there.partition_count),
             ),
         )
 

@@ -6,6 +6,10 @@ segments, and the live manifest last, by compare-and-swap. So all objects that t
 name exist at any moment, and a repeated copy goes on from what they name. Segments that are retired in
 the source are not copied: readers of the target have never seen them.
 
+An archive that was moved away and is moved back finds its old manifest closed in the target. The manifest
+stays closed until the source is closed, and is opened with the source's content then: at any moment
+archivers can commit to one of the two at most.
+
 `ObjectCopier` copies one object from one bucket into another, byte for byte, and verifies its checksum
 on the way. Objects never change, and their names are unique: an existing object with the same size and
 checksum is the same. Memory is bounded by one piece for each copy. A larger object waits in an unnamed
@@ -183,21 +187,25 @@ class PartitionMover:
         self._source_store = source_store
         self._copier = copier
 
-    async def copy(self, partition: TopicIdPartition) -> PartitionCopy:
+    async def copy(self, partition: TopicIdPartition, *, reopens: bool = False) -> PartitionCopy:
         """
         Bring the target up to the source's current manifest.
 
+        *reopens* says that a move into the target closed the source. A target that an earlier move closed
+        is opened again then.
+
         Raises:
             ConfigError: A daemon archives the partition into the target, and another one into the source. Or
-                a daemon archived into the target before all was copied, and offsets are missing there.
+                a daemon archived into the target before all was copied, and offsets are missing there. Or
+                both are closed, and not by a move into the target.
             TieringError: The copy is incomplete. Another call goes on from here.
         """
         for tries in range(_TRIES):
             stored = await self._source.load(partition)
-            if stored.manifest is None or _is_placeholder(stored.manifest):
+            if stored.manifest is None:
                 return PartitionCopy(partition)
             try:
-                return await self._copy(stored.manifest)
+                return await self._copy(stored.manifest, reopens=reopens)
             except ObjectNotFound:
                 # Retention and merging go on in the source until it is closed.
                 found = await self._source.refreshed(partition, stored)
@@ -221,7 +229,7 @@ class PartitionMover:
             self._require_ours(await self._target.load(partition))
         placeholder = PartitionManifest.begin(partition, start_offset=0)
         await closed(self._source, partition, begin=placeholder)
-        return await self.copy(partition)
+        return await self.copy(partition, reopens=True)
 
     async def takeover_fault(self, there: PartitionManifest, source: PartitionManifest) -> str:
         """
@@ -245,8 +253,11 @@ class PartitionMover:
                 hint="Stop that daemon, or choose another bucket or prefix: nothing is overwritten",
             )
 
-    async def _copy(self, manifest: PartitionManifest) -> PartitionCopy:
+    async def _copy(self, manifest: PartitionManifest, *, reopens: bool) -> PartitionCopy:
         there = await self._target.load(manifest.partition)
+        is_closed_there = there.manifest is not None and there.manifest.is_closed
+        if _is_placeholder(manifest) and not is_closed_there:
+            return PartitionCopy(manifest.partition)
         if manifest.is_closed and there.manifest is not None and _has_gone_on(there.manifest, manifest):
             fault = await self.takeover_fault(there.manifest, manifest)
             if fault:
@@ -257,19 +268,27 @@ class PartitionMover:
                 )
             return _report(there.manifest, has_gone_on=True)
         self._require_ours(there)
-        known = there.manifest.segments if there.manifest is not None else None
+        reopens = reopens and manifest.is_closed and is_closed_there
+        if manifest.is_closed and is_closed_there and not reopens:
+            raise ConfigError(
+                f"the archive of {manifest.partition} is closed in the source and in the target: the last "
+                "move did not lead from the source to the target",
+                hint="`tieringd archive topics` shows for each bucket where it went. Repeat the last move",
+            )
+        # A closed archive may have lost objects since: its source may be deleted after a move.
+        known = there.manifest.segments if there.manifest is not None and not is_closed_there else None
         objects, size_bytes, begin_offset = await self._copy_spilled(manifest)
         more = await self._copy_segments(manifest.partition, manifest.segments, known)
         records = await self._copy_records(manifest.partition)
         objects, size_bytes = objects + more[0] + records[0], size_bytes + more[1] + records[1]
         wanted = _for_target(manifest, begin_offset)
-        if there.manifest is None or not _is_same(there.manifest, wanted):
+        if there.manifest is None or reopens or not _is_same(there.manifest, wanted):
             epoch = manifest.epochs[-1][0] if manifest.epochs else -1
             if not manifest.is_closed:
                 epoch = max(epoch, manifest.leader_epoch)
-            if there.manifest is not None:
+            if there.manifest is not None and not reopens:
                 epoch = max(epoch, there.manifest.leader_epoch)
-            await self._target.commit(there, wanted, leader_epoch=epoch)
+            await self._target.commit(there, wanted, leader_epoch=epoch, reopens=reopens)
         return replace(_report(wanted), copied_objects=objects, copied_bytes=size_bytes)
 
     async def _copy_spilled(self, manifest: PartitionManifest) -> tuple[int, int, int]:

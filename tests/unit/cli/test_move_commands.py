@@ -63,6 +63,21 @@ def test_moved_archive_goes_on_where_the_configuration_says(archived, elsewhere)
     assert listed["remark"] == f"moved to {outcome['target']}"
 
 
+@pytest.mark.parametrize("has_run_there", [False, True])
+def test_archive_that_is_moved_back_goes_on(archived, elsewhere, has_run_there):
+    """An archive that is moved away and back is archived into again, and the other bucket is closed."""
+    before = contents(archived.config)
+    invoked("archive", "move", "--to", elsewhere, "-c", archived.config)
+    if has_run_there:
+        assert tieringd("run", "--once", "--config", elsewhere).exit_code == 0
+    back = invoked("archive", "move", "--to", archived.config, "-c", elsewhere, "--verify", "-f", "json")
+    assert [row["state"] for row in back.json()["partitions"]] == ["moved"]
+    done = tieringd("run", "--once", "--config", archived.config)
+    assert done.exit_code == 0, done.errors
+    assert contents(archived.config) == before
+    assert tieringd("run", "--once", "--config", elsewhere).exit_code == 1
+
+
 def test_source_is_deleted_only_when_asked(archived, elsewhere):
     """A second call with --delete-source leaves a mark in the source, and nothing else."""
     move = ("archive", "move", "--to", elsewhere, "-c", archived.config, "-f", "json")
