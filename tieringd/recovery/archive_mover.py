@@ -21,14 +21,22 @@ from crc32c import crc32c
 from tieringd.archive.catalog import Catalog, OnFault, raised
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.segment_inspection import Verifier
-from tieringd.errors import ConfigError, ObjectNotFound, TieringError
+from tieringd.errors import (
+    ConfigError,
+    CorruptDataError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    TieringError,
+)
+from tieringd.formats.disk_state import decode_quota_record
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.reading.history import History
 from tieringd.recovery.partition_mover import PartitionCopy, PartitionMover, is_copy
-from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import IfVersion, ObjectStore
 from tieringd.storage.checked_puts import create
 
 SWITCH_BELOW_BYTES = 64 << 20
@@ -265,7 +273,34 @@ class ArchiveMover:
     async def _copy_quotas(self, topics: Sequence[TopicManifest]) -> None:
         """Copy the original client quotas of clusters: the daemons that restore them need them."""
         for cluster in sorted({one.key.cluster for one in topics}):
-            await self._copy_document(client_quotas_key(cluster))
+            await self._copy_quota_record(client_quotas_key(cluster))
+
+    async def _copy_quota_record(self, key: str) -> None:
+        """
+        Bring the target's record of quotas up to that of the source, unless the target's is as new.
+
+        Raises:
+            CorruptDataError: One of the two records is damaged.
+            StorageUnavailable: A daemon changed the target's record at the same time.
+        """
+        try:
+            data, _ = await self._source.store.get(key)
+        except ObjectNotFound:
+            return
+        if await create(self._target.store, key, data, crc32c=crc32c(data)):
+            return
+        known, info = await self._target.store.get(key)
+        if known == data or _changed_at_ms(known, key, self._target) >= _changed_at_ms(
+            data, key, self._source
+        ):
+            return
+        # An older record, from an earlier copy, would hide that producers are held back.
+        try:
+            await self._target.store.put(key, data, crc32c=crc32c(data), condition=IfVersion(info.version))
+        except PreconditionFailed as error:
+            raise StorageUnavailable(
+                f"{key} in {self._target.place} was changed while it was replaced: run this again"
+            ) from error
 
     async def _copy_document(self, key: str) -> None:
         """Copy a small object, if it exists in the source and not in the target."""
@@ -286,6 +321,13 @@ class ArchiveMover:
         )
         self._totals[copy.partition] = total
         return total
+
+
+def _changed_at_ms(data: bytes, key: str, site: Site) -> int:
+    try:
+        return decode_quota_record(data).changed_at_ms
+    except CorruptDataError as error:
+        raise error.located(f"{key} in {site.place}") from error
 
 
 def _topic_of(partition: TopicIdPartition) -> tuple[str, str, str]:

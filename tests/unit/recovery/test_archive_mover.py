@@ -21,6 +21,7 @@ from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archive.manifest_store import closed
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
+from tieringd.formats.disk_state import QuotaPhase, QuotaRecord, encode_quota_record
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import (
     client_quotas_key,
@@ -31,6 +32,7 @@ from tieringd.formats.object_keys import (
     spillover_prefix,
     topic_key,
 )
+from tieringd.model.disk_state import QuotaChange, quota_entity
 from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
@@ -543,6 +545,35 @@ async def test_topics_that_one_goes_on_from_go_with_it(world, target, moving):
     assert (await there.history.link_of(THIRD)).history == OLD
     assert await there.manifests.load_topic(OLD) is not None
     assert client_quotas_key(OLD.cluster) in target.objects
+
+
+def quota_record(phase, *, changed_at_ms) -> bytes:
+    change = QuotaChange(quota_entity(user="alice"), 5e6)
+    return encode_quota_record(QuotaRecord(phase, 1000, (change,), node_id=1, changed_at_ms=changed_at_ms))
+
+
+@pytest.mark.parametrize(("changed_at_ms", "is_newer"), [(3, True), (1, False)])
+async def test_quota_record_of_an_earlier_copy_is_replaced_by_a_newer_one(
+    world, target, moving, changed_at_ms, is_newer
+):
+    """A record that says that producers are held back counts, and an older one does not."""
+    key = client_quotas_key(OLD.cluster)
+    world.store.add(key, quota_record(QuotaPhase.RESTORED, changed_at_ms=2))
+    await moving.copy()
+    before = target.objects[key][0]
+    world.store.add(key, quota_record(QuotaPhase.LOWERED, changed_at_ms=changed_at_ms))
+    await moving.move()
+    assert target.objects[key][0] == (world.store.objects[key][0] if is_newer else before)
+
+
+async def test_damaged_quota_record_is_named_with_its_bucket(world, target, moving):
+    """A damaged record may say that producers are held back: an operator has to look."""
+    key = client_quotas_key(OLD.cluster)
+    world.store.add(key, quota_record(QuotaPhase.LOWERED, changed_at_ms=2))
+    target.add(key, b"{}")
+    with pytest.raises(CorruptDataError, match=f"{key} in {THERE}"):
+        await moving.move()
+    assert target.objects[key][0] == b"{}"
 
 
 async def test_topic_that_is_not_there_is_said(moving):
