@@ -90,6 +90,29 @@ async def test_newest_part_comes_back_with_its_offsets(kafka, fresh, write_kafka
     assert (await consumed(fresh, topic, "read_uncommitted"))[:-1] == wanted
 
 
+async def test_deleted_records_do_not_come_back(kafka, fresh, write_kafka_config, objects, topic):
+    """The records that a user deleted inside a segment are restored with it, and no broker serves them."""
+    config = write_kafka_config(topics={topic: {"remote.storage.enable": True}})
+    await kafka.create_topic(topic, configs=SEGMENTS)
+    await kafka.produce(topic, _VALUES, max_batch_size=200_000)
+    assert run_command("run", "--once", "--config", str(config)).returncode == 0
+    before = archived_manifest(objects, topic).segments[1].base_offset + 1
+    deleted = run_command(
+        *("topic", "delete-records", topic, "--before", str(before), "--config", str(config))
+    )
+    assert deleted.returncode == 0, deleted.stderr
+
+    (row,) = await recovered(fresh, config, topic)
+
+    assert row["start_offset"] == before
+    manifest = archived_manifest(objects, topic)
+    assert manifest.segments[0].base_offset == before - 1
+    for _ in range(2):
+        found = await consumed(fresh, topic, "read_uncommitted")
+        assert [one.offset for one in found] == list(range(before, manifest.next_offset))
+        await fresh.restart()
+
+
 async def test_restore_refuses_what_it_could_damage(kafka, fresh, samples):
     """A running broker, a topic that is not there, and one that holds records, each with the way out."""
     topic = SAMPLE_TOPICS[0]

@@ -7,6 +7,10 @@ created for it. Nothing here touches a log that holds a record. A crash at any p
 files, and the next attempt continues with them. A log that an earlier attempt has put in its place is
 compared with what this attempt would build, and nothing of it is written.
 
+Where the first readable offset is inside the first segment, as after a user's DeleteRecords, it is noted
+in the broker's `log-start-offset-checkpoint` before the log is in its place: a broker serves nothing before
+it. The caller keeps the broker stopped (`broker.stopped_broker`), which would write the file anew.
+
 The batches are the archived ones except for their leader epoch, which is the new cluster's first one,
 and for their producer ids, which are ids that no producer of the new cluster has
 (`formats.restored_batches`). That holds on every replica that copies them. Bytes from the store are
@@ -54,6 +58,7 @@ _NO_EPOCH = -1
 _PARTITION_METADATA = "partition.metadata"
 _EPOCHS = "leader-epoch-checkpoint"
 _RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+_LOG_STARTS = "log-start-offset-checkpoint"
 _PROBE = ".tieringd-restore-probe"
 
 
@@ -298,9 +303,11 @@ class RestoredLog:
         """
         self._finish({start_offset}, start_offset, start_offset)
 
-    def finish(self, segments: Iterable[RemoteSegment], *, next_offset: int) -> None:
+    def finish(self, segments: Iterable[RemoteSegment], *, start_offset: int, next_offset: int) -> None:
         """
         Put the directory in the place of the empty one. New records get offsets from *next_offset* on.
+
+        The broker serves nothing before *start_offset*, which may be inside the first of *segments*.
 
         It keeps the topic id that the broker's cluster assigned. All of it has one leader epoch. A log that
         an earlier attempt has put in its place stays as it is.
@@ -310,16 +317,22 @@ class RestoredLog:
             LocalFileError: The disk refuses.
             CorruptDataError: The empty directory's own files cannot be read.
         """
+        bounds = [(segment.base_offset, segment.next_offset) for segment in segments]
+        is_inside = start_offset > bounds[0][0]
         if self._is_placed:
             with _translated(self.target):
                 self._require_as_built(next_offset)
+                if is_inside:
+                    # A release that did not note it may have put the log there.
+                    self._note(_LOG_STARTS, start_offset, is_least=True)
                 shutil.rmtree(self._aside, ignore_errors=True)
             return
-        bounds = [(segment.base_offset, segment.next_offset) for segment in segments]
         known = {base_offset for base_offset, _ in bounds} | {bounds[-1][1], next_offset}
-        self._finish(known, bounds[0][0], next_offset)
+        self._finish(known, bounds[0][0], next_offset, start_offset=start_offset if is_inside else None)
 
-    def _finish(self, known: set[int], start_offset: int, next_offset: int) -> None:
+    def _finish(
+        self, known: set[int], base_offset: int, next_offset: int, *, start_offset: int | None = None
+    ) -> None:
         with _translated(self._directory):
             for path in self._directory.iterdir():
                 name = parse_file_name(path.name)
@@ -335,36 +348,56 @@ class RestoredLog:
             _write_whole(self._path(next_offset, LogFileKind.PRODUCER_SNAPSHOT), EMPTY_PRODUCER_SNAPSHOT)
             _write_whole(self._directory / _PARTITION_METADATA, encode_partition_metadata(self.topic_id))
             _write_whole(
-                self._directory / _EPOCHS, encode_epoch_checkpoint([(FIRST_LEADER_EPOCH, start_offset)])
+                self._directory / _EPOCHS, encode_epoch_checkpoint([(FIRST_LEADER_EPOCH, base_offset)])
             )
             _sync_directory(self._directory)
             self._require_free()
-            self._take_place(next_offset)
+            self._take_place(next_offset, start_offset)
             shutil.rmtree(self._aside, ignore_errors=True)
 
-    def _take_place(self, next_offset: int) -> None:
+    def _take_place(self, next_offset: int, start_offset: int | None) -> None:
         """Rename the directory. If that fails, leave the log directory as it was."""
         log_dir = self.target.parent
-        path = log_dir / _RECOVERY_POINTS
-        before = path.read_bytes() if path.is_file() else None
-        points = parse_offset_checkpoint(before) if before is not None else {}
-        # A broker that crashes then reads only what came after the restore: the rest is on the disk.
-        _write_whole(path, encode_offset_checkpoint({**points, self._partition: next_offset}))
+        before = {
+            path: path.read_bytes() if path.is_file() else None
+            for path in (log_dir / _RECOVERY_POINTS, log_dir / _LOG_STARTS)
+        }
         try:
+            # A broker that crashes then reads only what came after the restore: the rest is on the disk.
+            self._note(_RECOVERY_POINTS, next_offset)
+            self._note(_LOG_STARTS, start_offset)
             if self.target.is_dir():
                 if self._aside.is_dir():
                     shutil.rmtree(self._aside)
                 self.target.rename(self._aside)
             self._directory.rename(self.target)
-        except OSError:
+        except (OSError, LocalFileError):
             if not self.target.is_dir() and self._aside.is_dir():
                 self._aside.rename(self.target)
-            if before is None:
-                path.unlink(missing_ok=True)
-            else:
-                _write_whole(path, before)
+            for path, data in before.items():
+                if data is None:
+                    path.unlink(missing_ok=True)
+                elif path.read_bytes() != data:
+                    _write_whole(path, data)
             raise
         _sync_directory(log_dir)
+
+    def _note(self, name: str, offset: int | None, *, is_least: bool = False) -> None:
+        """
+        Note the partition's *offset* in a checkpoint of the log directory, or take it out if it is None.
+
+        With *is_least* a higher offset stays. The other partitions' offsets stay in any case.
+        """
+        path = self.target.parent / name
+        try:
+            known = parse_offset_checkpoint(path.read_bytes()) if path.is_file() else {}
+        except CorruptDataError as error:
+            raise error.located(str(path)) from error
+        noted = {one: each for one, each in known.items() if one != self._partition}
+        if offset is not None:
+            noted[self._partition] = max(offset, known.get(self._partition, 0)) if is_least else offset
+        if noted != known:
+            _write_whole(path, encode_offset_checkpoint(noted))
 
     def _path(self, base_offset: int, kind: LogFileKind) -> Path:
         return self._directory / encode_file_name(base_offset, kind)

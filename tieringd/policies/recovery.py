@@ -151,16 +151,17 @@ class RestorePlan:
     """Gaps within the restored range: offsets that no longer exist anywhere."""
     left_segments: int
     """The number of older segments that are not restored."""
+    start_offset: int | None
+    """
+    The first readable offset; None when there is nothing.
+
+    It is inside the first segment where a user deleted the records before it.
+    """
 
     @property
     def size_bytes(self) -> int:
         """Return the bytes of the segments."""
         return sum(segment.size_bytes for segment in self.segments)
-
-    @property
-    def start_offset(self) -> int | None:
-        """Return the first offset; None when there is nothing."""
-        return self.segments[0].base_offset if self.segments else None
 
 
 def plan_restore(manifest: PartitionManifest, limits: RestoreLimits) -> RestorePlan:
@@ -179,9 +180,12 @@ def plan_restore(manifest: PartitionManifest, limits: RestoreLimits) -> RestoreP
             break
         first = row
     segments = tuple(table[row] for row in range(first, len(table)))
-    start_offset = segments[0].base_offset if segments else manifest.next_offset
+    start_offset = max(manifest.start_offset, segments[0].base_offset) if segments else None
     return RestorePlan(
         segments,
-        gaps=tuple(gap for gap in manifest.gaps if segments and gap.base_offset >= start_offset),
+        gaps=tuple(
+            gap for gap in manifest.gaps if start_offset is not None and gap.base_offset >= start_offset
+        ),
         left_segments=first,
+        start_offset=start_offset,
     )

@@ -35,7 +35,7 @@ class RestoredPartition:
 
     partition: TopicIdPartition
     start_offset: int | None
-    """None if the archive holds no segment of it."""
+    """The first offset that the broker serves; None if the archive holds no segment of it."""
     next_offset: int
     segments: int
     size_bytes: int
@@ -98,7 +98,11 @@ class Restorer:
             )
             # A gap may follow the last segment. Its offsets were assigned once and must not be reused.
             next_offset = max(next_offset, end_offset + ended)
-            await asyncio.to_thread(partial(target.finish, plan.segments, next_offset=next_offset))
+            start_offset = plan.start_offset
+            assert start_offset is not None, "the plan has segments"
+            await asyncio.to_thread(
+                partial(target.finish, plan.segments, start_offset=start_offset, next_offset=next_offset)
+            )
         elif next_offset:
             await asyncio.to_thread(target.finish_empty, next_offset)
         return RestoredPartition(

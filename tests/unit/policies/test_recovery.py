@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,14 @@ def test_restore_of_an_empty_archive_is_nothing():
     """There is no segment to come."""
     plan = plan_restore(stored([], start_offset=70), RestoreLimits())
     assert (plan.segments, plan.start_offset, plan.size_bytes) == ((), None, 0)
+
+
+def test_restore_begins_where_a_user_deleted_what_is_before():
+    """The first segment is restored whole, and its deleted records are not readable."""
+    manifest = replace(FIVE, start_offset=7)
+    assert plan_restore(manifest, RestoreLimits()).segments[0].base_offset == 0
+    assert plan_restore(manifest, RestoreLimits()).start_offset == 7
+    assert plan_restore(manifest, RestoreLimits(last_bytes=2048)).start_offset == 30
 
 
 def test_restore_names_the_gaps_inside_of_it():

@@ -12,6 +12,7 @@ from tests.builders import GOLDEN
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import rot
+from tieringd.archive.record_deletion import delete_archived
 from tieringd.broker.log_dir import read_local_log, read_topic_id
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.broker.stopped_broker import kept_stopped
@@ -21,7 +22,7 @@ from tieringd.formats.index_files import EMPTY_PRODUCER_SNAPSHOT, parse_transact
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header, sealed
 from tieringd.formats.restored_batches import put_first_epoch
-from tieringd.model.manifest_parts import Gap
+from tieringd.model.manifest_parts import Gap, RecordDeletion
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.recovery import RestoreLimits, plan_restore
@@ -308,18 +309,73 @@ async def test_crash_between_the_two_renames_is_mended(writer, archive, site):
     assert list(staging.iterdir()) == []
 
 
+async def deleted_inside(writer, archive):
+    """Archive two segments, and delete what is before offset 7, inside the second; return the manifest."""
+    for _ in range(2):
+        writer.append(b"secret", b"secret", b"secret"), writer.append(b"secret", b"secret"), writer.roll()
+    await archived(writer, archive)
+    stored = await delete_archived(
+        archive.manifests, writer.identified, RecordDeletion(7, 1 << 20), now_ms=lambda: 1
+    )
+    return stored.existing
+
+
+async def test_records_that_a_user_deleted_stay_deleted(writer, archive, site):
+    """A broker serves nothing before its checkpoint of log starts, and the report says the same."""
+    starts = site.directory / "log-start-offset-checkpoint"
+    starts.write_text("0\n1\nother 0 7\n")
+    manifest = await deleted_inside(writer, archive)
+
+    done = await site.restore(manifest)
+
+    assert (done.start_offset, done.segments, list(files_of(site.place))) == (7, 1, [f"{5:020d}.log"])
+    noted = {TopicPartition("other", 0): 7, writer.name: 7}
+    assert parse_offset_checkpoint(starts.read_bytes()) == noted
+    # The first attempt is taken for one of a release that did not note it.
+    starts.unlink()
+    await site.restore(manifest)
+    assert parse_offset_checkpoint(starts.read_bytes()) == {writer.name: 7}
+    # A broker ran in between, and a user deleted more.
+    starts.write_text(f"0\n1\n{writer.name.topic} {writer.name.partition} 8\n")
+    await site.restore(manifest)
+    assert parse_offset_checkpoint(starts.read_bytes()) == {writer.name: 8}
+
+
+@pytest.mark.parametrize("is_shallow", [False, True])
+async def test_log_start_of_another_attempt_hides_nothing(writer, archive, site, is_shallow):
+    """A log start that an attempt with another archive has noted is taken out of the checkpoint."""
+    writer.closed_segment(), writer.closed_segment()
+    manifest = await archived(writer, archive)
+    starts = site.directory / "log-start-offset-checkpoint"
+    starts.write_text(f"0\n2\nother 0 7\n{writer.name.topic} {writer.name.partition} 5\n")
+    await (site.restore_shallow(manifest) if is_shallow else site.restore(manifest))
+    assert parse_offset_checkpoint(starts.read_bytes()) == {TopicPartition("other", 0): 7}
+
+
+async def test_damaged_checkpoint_is_named(writer, archive, site):
+    """A checkpoint that cannot be read is named, and nothing is put in its place."""
+    manifest = await deleted_inside(writer, archive)
+    starts = site.directory / "log-start-offset-checkpoint"
+    starts.write_text("1\n")
+    with pytest.raises(CorruptDataError, match="log-start-offset-checkpoint"):
+        await site.restore(manifest)
+    assert starts.read_text() == "1\n"
+    assert files_of(site.place) == {}
+
+
 async def test_failed_rename_leaves_the_log_directory_as_it_was(writer, archive, site):
     """Nothing remembers a log that is not there, and the empty one is still in its place."""
-    writer.closed_segment()
-    manifest = await archived(writer, archive)
+    manifest = await deleted_inside(writer, archive)
     points = site.directory / "recovery-point-offset-checkpoint"
     points.write_text("0\n1\nother 0 7\n")
+    starts = site.directory / "log-start-offset-checkpoint"
     in_the_way = site.staging / f"{writer.name}.empty"
     site.staging.mkdir()
     in_the_way.write_text("a file")
     with pytest.raises(LocalFileError, match="Not a directory"):
         await site.restore(manifest)
     assert points.read_text() == "0\n1\nother 0 7\n"
+    assert not starts.exists()
     assert read_topic_id(str(site.place)) == NEW_ID
     assert files_of(site.place) == {}
     in_the_way.unlink()
