@@ -77,7 +77,11 @@ class Restorer:
             ObjectNotFound: An object was deleted.
             LocalFileError: The disk refuses the files.
         """
-        await asyncio.to_thread(target.begin, plan.segments)
+        if plan.segments or manifest.next_offset:
+            await asyncio.to_thread(target.begin, plan.segments)
+        else:
+            # The partition never had a record: its empty log stays, and no directory is begun.
+            await asyncio.to_thread(target.check)
         records = found = 0
         aborted: tuple[AbortedTransaction, ...] = ()
         for segment in plan.segments:
