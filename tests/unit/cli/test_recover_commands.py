@@ -315,6 +315,8 @@ def test_cluster_recovery_needs_a_cluster(place):
         (("--rename", "abc"), "is not REGEX=REPLACEMENT"),
         (("--rename", "(=x"), "is not a regular expression"),
         (("--topic-config", "abc"), "is not NAME=VALUE"),
+        (("--topic-config", "retention.ms=7d"), "retention.ms: '7d' is not a whole number (milliseconds,"),
+        (("--topic-config", "retention.bytes="), "retention.bytes: '' is not a whole number (bytes,"),
         (("--topics", "("), "is not a regular expression"),
         (("--parallel", "0"), "--parallel"),
     ],

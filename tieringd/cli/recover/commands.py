@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,9 @@ recover_app = typer.Typer(
     help="Restore topics from the bucket, into a cluster or into the log directory of a stopped broker.",
     no_args_is_help=True,
 )
+
+_NUMBERS = {"retention.ms": "milliseconds", "retention.bytes": "bytes"}
+"""The topic settings that a recovery compares with the archive, and their units."""
 
 
 class Compression(StrEnum):
@@ -227,6 +231,10 @@ def _setting(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
         raise typer.BadParameter(f"--topic-config {text!r} is not NAME=VALUE")
+    if name in _NUMBERS and not re.fullmatch("-?[0-9]+", value):
+        raise typer.BadParameter(
+            f"--topic-config {name}: {value!r} is not a whole number ({_NUMBERS[name]}, or -1 for no limit)"
+        )
     return name, value
 
 
