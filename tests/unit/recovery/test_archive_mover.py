@@ -12,6 +12,7 @@ from crc32c import crc32c
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
 from tests.fakes.deleted_topics import NEW, OLD, THIRD, DeletedTopics
+from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
@@ -688,7 +689,29 @@ class TestObjectCopier:
         assert target.objects["k"][0] == b"else"
 
 
-async def test_verify_says_what_the_target_has_not(world, target, moving):
+async def test_source_that_goes_on_after_a_copy_is_no_fault(world, target, moving):
+    """A source is left open by a copy: what daemons add afterwards is due at the next copy only."""
+    await archive_in(world.store).manifests.ensure_topic(THIRD, partition_count=2)
+    topics = await moving.mover.topics(())
+    await moving.mover.copy(topics)
+    later = LogWriter(world.writers[3].path.parent, "third", 1, topic_id=THIRD.topic_id)
+    later.closed_segment(b"first")
+    for writer in (world.writers[2], later):
+        writer.closed_segment(b"new")
+        await archiver_of(writer, archive_in(world.store), FakeBroker(writer)).step(observed(writer))
+    assert await moving.mover.verify(topics) == []
+
+    # What was copied is due, and gone.
+    stored = await moving.target.manifests.load(world.writers[2].identified)
+    before = bases(target, world.writers[2])[-1]
+    held = stored.existing.segments
+    earlier = replace(stored.existing, segments=held.head(len(held) - 1), next_offset=before)
+    await moving.target.manifests.commit(stored, earlier, leader_epoch=0)
+    (fault,) = await moving.mover.verify(topics)
+    assert fault == f"orders-0: the target ends before offset {before}, and the source before {before + 1}"
+
+
+async def test_verify_says_what_the_target_has_not(world, target, moving, tmp_path):
     """Partitions without a manifest, an end that is too early, and other counts than were closed."""
     topics = await moving.mover.topics(["third"])
     (fault,) = await moving.mover.verify(topics)
@@ -699,7 +722,7 @@ async def test_verify_says_what_the_target_has_not(world, target, moving):
     writer = world.writers[3]
     writer.closed_segment(b"new")
     await archiver_of(writer, archive_in(world.store), FakeBroker(writer)).step(observed(writer))
-    (fault,) = await moving.mover.verify(topics)
+    (fault,) = await Moving(world.store, target, tmp_path).mover.verify(topics)
     assert fault == "third-0: the target ends before offset 4, and the source before 5"
 
     await moving.move("third")
