@@ -24,7 +24,8 @@ from tieringd.formats.index_files import (
     encode_transaction_index,
 )
 from tieringd.formats.log_names import LogFileKind, encode_file_name
-from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
+from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker, parse_header, sealed
+from tieringd.formats.records import NO_MARKER
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
 
@@ -128,6 +129,10 @@ class LogWriter:
     def abort(self, producer_id: int) -> None:
         """Abort *producer_id*'s transaction. A read_committed reader never sees its records."""
         self._end(producer_id, ABORT_MARKER)
+
+    def add_emptied_marker(self, producer_id: int) -> None:
+        """Append what the cleaner leaves of a marker whose transaction has no records any more."""
+        self._end(producer_id, NO_MARKER)
 
     def roll(self) -> int:
         """Close the active segment with its side files, begin a new one, and return its base offset."""
@@ -289,6 +294,8 @@ class LogWriter:
         data = encode_marker(
             self.next_offset, producer_id=producer_id, marker=marker, leader_epoch=self.epochs[-1][0]
         )
+        if marker == NO_MARKER:
+            data = sealed(parse_header(data)._replace(record_count=0), b"")
         self._add(
             _Written(self.next_offset, self.next_offset + 1, data, producer_id=producer_id, marker=marker)
         )

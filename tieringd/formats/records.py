@@ -29,6 +29,9 @@ from tieringd.formats.record_batch import (
     sealed,
 )
 
+NO_MARKER = -1
+"""The marker of a control batch without a record; see `control_type`."""
+
 _MARKER_KEY = struct.Struct(">hh")
 _MAX_VARINT_BITS = 63
 _MORE_BYTES_FOLLOW = 0x80
@@ -84,12 +87,18 @@ def control_type(view: memoryview) -> Literal["commit", "abort"] | int:
     """
     Return the marker of the control batch in *view*; a number for one that ends no transaction.
 
+    When the cleaner has removed all records of a transaction, it removes the record of its marker. It leaves
+    the batch's header while the broker still knows the producer. NO_MARKER is returned for such a batch.
+
     Raises:
         CorruptDataError: There is no readable marker.
     """
+    header = parse_header(view)
+    if header.is_control and not header.record_count and len(view) == header.size_bytes == HEADER_BYTES:
+        return NO_MARKER
     record = next(iter_records(view), None)
     if record is None or record.key is None or len(record.key) < _MARKER_KEY.size:
-        raise CorruptDataError("the control batch holds no marker", offset=parse_header(view).base_offset)
+        raise CorruptDataError("the control batch holds no marker", offset=header.base_offset)
     _version, marker = _MARKER_KEY.unpack_from(record.key)
     if marker == COMMIT_MARKER:
         return "commit"

@@ -511,7 +511,10 @@ class HeaderWalk:
             if not header.is_control:
                 tracker.note_data(header)
                 continue
-            ended = tracker.note_marker(header, self._marker(position, header))
+            try:
+                ended = tracker.note_marker(header, self._marker(position, header))
+            except CorruptDataError as error:
+                raise self._fault(error.message, position, header) from error
             if ended is not None:
                 aborted.append(ended)
         return aborted
@@ -519,10 +522,7 @@ class HeaderWalk:
     def _marker(self, position: int, header: BatchHeader) -> Marker:
         if header.size_bytes > _MAX_MARKER_BATCH_BYTES:
             raise self._fault(f"a control batch of {header.size_bytes} bytes is impossible", position, header)
-        try:
-            return control_type(memoryview(self._read_at(position, header.size_bytes)))
-        except CorruptDataError as error:
-            raise self._fault(error.message, position, header) from error
+        return control_type(memoryview(self._read_at(position, header.size_bytes)))
 
     def _check(self, header: BatchHeader) -> None:
         fault = header_fault(header)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
+from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import BatchHeader
+from tieringd.formats.records import NO_MARKER
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
 
 Marker: TypeAlias = Literal["commit", "abort"] | int
@@ -103,7 +105,19 @@ class MarkerSearch(TransactionTracker):
         return tuple(self._found)
 
     def note_marker(self, header: BatchHeader, marker: Marker) -> AbortedTransaction | None:
-        """See `TransactionTracker.note_marker`."""
+        """
+        Record a control batch; return the transaction that it aborts, if it does.
+
+        Raises:
+            CorruptDataError: The cleaner has removed the marker of an awaited transaction. A later marker of
+                the producer does not say how that transaction ended.
+        """
+        if marker == NO_MARKER and header.producer_id in self._awaited:
+            raise CorruptDataError(
+                f"the marker of producer {header.producer_id}'s transaction from offset "
+                f"{self._awaited[header.producer_id]} was removed by the cleaner, and its records were not",
+                offset=header.base_offset,
+            )
         first_offset = None if isinstance(marker, int) else self._awaited.pop(header.producer_id, None)
         if first_offset is not None:
             self._found.append(

@@ -482,3 +482,19 @@ async def test_lag_is_shown_while_the_store_is_away(writer, archive, store, metr
         assert value_of(metrics, "tieringd_upload_lag_seconds", **labels) == pytest.approx(age_seconds)
         assert value_of(metrics, "tieringd_upload_pending_segments", **labels) == 1
         clock.now_ms += 60_000
+
+
+async def test_markers_that_the_cleaner_emptied_are_archived(writer, archive, broker, store):
+    """Emptied markers stand in the way neither of their own segment nor of a search for a later marker."""
+    writer.append(b"a", producer_id=3)
+    writer.roll()
+    writer.append(b"b")
+    writer.add_emptied_marker(7)
+    writer.commit(3)
+    writer.closed_segment(b"c")
+    writer.append(b"d")
+    result = await archiver_of(writer, archive, broker).step(observed(writer))
+    assert (result.fault, result.uploaded) == ("", 2)
+    assert written_below(writer, stored_manifest(store, writer).next_offset) == await values_in(
+        archive, stored_manifest(store, writer)
+    )

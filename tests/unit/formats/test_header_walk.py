@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1, batch, golden_log, segment_bytes
 from tieringd.errors import CorruptDataError
-from tieringd.formats.record_batch import CONTROL_FLAG, OldMagicError, encode_marker, parse_header, sealed
+from tieringd.formats.record_batch import (
+    CONTROL_FLAG,
+    NewRecord,
+    OldMagicError,
+    encode_batch,
+    encode_marker,
+    parse_header,
+    sealed,
+)
 from tieringd.formats.segment_scan import EndedBy, HeaderWalk, SegmentScanner
-from tieringd.formats.transactions import TransactionTracker
+from tieringd.formats.transactions import MarkerSearch, TransactionTracker
 
 SOUND = segment_bytes(0, batches=4)
 BATCH_BYTES = len(SOUND) // 4
@@ -119,6 +127,19 @@ def test_walk_reports_a_marker_it_cannot_read(body, words):
     with pytest.raises(CorruptDataError, match=words) as caught:
         walk(bad).follow_transactions(TransactionTracker(0))
     assert (caught.value.position, caught.value.offset) == (0, 5)
+
+
+def test_walk_goes_on_behind_a_marker_that_the_cleaner_emptied():
+    """An emptied marker is a fault, with its place, only while its transaction still has records."""
+    data = encode_batch(0, [NewRecord(b"a")], producer_id=2, is_transactional=True)
+    emptied = sealed(parse_header(encode_marker(1, producer_id=1))._replace(record_count=0), b"")
+    walked = walk(data + emptied + encode_marker(2, producer_id=2, marker=0))
+    assert [one.producer_id for one in walked.follow_transactions(TransactionTracker(0))] == [2]
+    assert walked.next_offset == 3
+
+    with pytest.raises(CorruptDataError, match="removed by the cleaner") as caught:
+        walk(emptied).follow_transactions(MarkerSearch(TransactionTracker.with_open({1: 0})))
+    assert (caught.value.position, caught.value.offset) == (0, 1)
 
 
 @given(st.binary(max_size=300))

@@ -23,7 +23,7 @@ from tieringd.formats.record_batch import (
     parse_header,
     sealed,
 )
-from tieringd.formats.records import Record, control_type, iter_records, read_varint
+from tieringd.formats.records import NO_MARKER, Record, control_type, iter_records, read_varint
 
 TEXT = st.text(max_size=8)
 MAYBE_BYTES = st.one_of(st.none(), st.binary(max_size=40))
@@ -138,10 +138,20 @@ def test_control_batch_without_marker_is_corrupt(key):
     assert caught.value.offset == 4
 
 
-def test_empty_control_batch_is_corrupt():
-    """A control batch without any record holds no marker."""
-    with pytest.raises(CorruptDataError, match="holds no marker"):
-        control_type(memoryview(encode_batch(0, [])))
+def test_control_batch_that_the_cleaner_emptied_ends_no_transaction():
+    """A marker of which the cleaner left the header is sound."""
+    header = parse_header(encode_marker(4, producer_id=1))._replace(record_count=0)
+    assert control_type(memoryview(sealed(header, b""))) == NO_MARKER
+
+
+def test_batch_without_a_record_that_is_no_emptied_marker_is_corrupt():
+    """A batch of zero records is corrupt here with bytes behind its header, or without the control flag."""
+    whole = encode_marker(4, producer_id=1)
+    cut = sealed(parse_header(whole)._replace(record_count=0), whole[61:])
+    for data in (cut, encode_batch(4, [])):
+        with pytest.raises(CorruptDataError) as caught:
+            control_type(memoryview(data))
+        assert caught.value.offset == 4
 
 
 ROW = bytes([0, 0, 0, 1, 1, 0])  # attributes, time delta, offset delta, null key, null value, no headers

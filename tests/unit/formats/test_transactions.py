@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import batch, golden_log
+from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker, parse_header
+from tieringd.formats.records import NO_MARKER
 from tieringd.formats.segment_scan import HeaderWalk
 from tieringd.formats.transactions import MarkerSearch, ReadCommittedFilter, TransactionTracker
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
@@ -78,6 +81,18 @@ def test_search_goes_its_own_way():
     assert tracker.first_unstable_offset == 0
     assert MarkerSearch(twin).note_marker(marker(2, 7), "abort") is None
     assert tracker.note_marker(marker(3, 7), "abort") == AbortedTransaction(7, 0, 3)
+
+
+def test_search_takes_no_later_marker_for_one_that_the_cleaner_emptied():
+    """An emptied marker hides how an awaited transaction ended; those of others make no difference."""
+    tracker = TransactionTracker(0)
+    tracker.note_data(data(0, 7))
+    search = MarkerSearch(tracker)
+    assert search.note_marker(marker(1, 8), NO_MARKER) is None
+    with pytest.raises(CorruptDataError, match="removed by the cleaner") as caught:
+        search.note_marker(marker(2, 7), NO_MARKER)
+    assert caught.value.offset == 2
+    assert (search.awaited, search.found) == ({7: 0}, ())
 
 
 def test_search_finds_the_first_marker_of_each_open_transaction():

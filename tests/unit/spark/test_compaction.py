@@ -122,6 +122,31 @@ async def test_ends_of_transactions_go_with_their_records(writer, store):
     assert len(expected) == 2
 
 
+async def test_marker_that_the_cleaner_emptied_stays(writer, store):
+    """An emptied marker is kept as it is, and the transactions around it keep their ends."""
+    for number in range(20):
+        writer.append(b"x", keys=[b"a"], producer_id=8)
+        if number == 10:
+            writer.add_emptied_marker(7)
+        (writer.abort if number % 4 == 1 else writer.commit)(8)
+    writer.roll()
+    writer.append(b"z", keys=[b"b"])
+    writer.roll()
+    before = await archived(writer, archive_in(store))
+    expected = latest_of((await readings(store, before))[1])
+
+    await Job(store, writer.identified).compact()
+
+    manifest = stored_manifest(store, writer)
+    after, _ = manifest.segments
+    index = await archive_in(store).remote_log.index_of(writer.identified, after)
+    # A record, the end of its transaction, the first end of all, and the emptied marker.
+    assert (index.batch_count, index.record_count, index.aborted) == (4, 3, ())
+    assert (await readings(store, manifest))[0] == expected
+    assert len(expected) == 2
+    await assert_sound(store, manifest)
+
+
 async def test_tombstone_without_a_time_stays(writer, store):
     """The age of such a tombstone is unknown."""
     writer.append(None, keys=[b"a"], timestamp_ms=-1)
