@@ -313,7 +313,12 @@ class ManifestStore:
         return await self._after_lost_swap(stored, signed)
 
     async def load_topic(self, key: TopicKey) -> TopicManifest | None:
-        """Read a topic's manifest; None when the bucket holds none."""
+        """
+        Read a topic's manifest; None when the bucket holds none.
+
+        Raises:
+            CorruptDataError: The stored bytes are not a topic manifest, or belong to another topic.
+        """
         return (await self._load_topic(key))[0]
 
     async def ensure_topic(self, key: TopicKey, *, partition_count: int) -> TopicManifest:
@@ -363,9 +368,18 @@ class ManifestStore:
         except ObjectNotFound:
             return None, None
         try:
-            return decode_topic_manifest(data), info.version
+            manifest = decode_topic_manifest(data)
         except CorruptDataError as error:
             raise error.located(object_key) from error
+        if manifest.key != key:
+            raise CorruptDataError(
+                f"the object of the manifest of topic {key.topic} ({key.cluster}, {key.topic_id}) holds a "
+                f"manifest of {manifest.key.topic} ({manifest.key.cluster}, {manifest.key.topic_id})",
+                source=object_key,
+                hint="Restore the object from an older version in the bucket, or stop the topic's daemons "
+                "and run `tieringd spark rebuild --write`",
+            )
+        return manifest, info.version
 
 
 def fenced_by_removal(partition: TopicIdPartition) -> FencedError:

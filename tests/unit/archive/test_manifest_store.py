@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -20,7 +21,7 @@ from tieringd.errors import (
 )
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
-from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.formats.topic_manifest import TopicManifest, encode_topic_manifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 
@@ -328,6 +329,21 @@ async def test_damaged_topic_manifest_is_named(store, ours):
     with pytest.raises(CorruptDataError) as caught:
         await ours.ensure_topic(_TOPIC, partition_count=1)
     assert caught.value.source == topic_manifest_key(_TOPIC)
+
+
+async def test_topic_manifest_of_another_topic_is_damaged(store, ours):
+    """A topic manifest under another topic's key is an error that tells both, and is not written over."""
+    key, other = topic_manifest_key(_TOPIC), replace(_TOPIC, topic="another")
+    store.add(key, encode_topic_manifest(TopicManifest(other, partition_count=3, created_at_ms=1)))
+    before = dict(store.objects)
+
+    for use in (ours.load_topic(_TOPIC), ours.ensure_topic(_TOPIC, partition_count=4)):
+        with pytest.raises(
+            CorruptDataError, match=f"topic {_TOPIC.topic} .* of another .* rebuild"
+        ) as caught:
+            await use
+        assert caught.value.source == key
+    assert store.objects == before
 
 
 async def test_checksum_of_a_manifest_goes_with_it(store, ours, partition):

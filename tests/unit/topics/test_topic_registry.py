@@ -190,6 +190,22 @@ async def test_damaged_manifest_keeps_what_was_known(registry, manifests, store)
     assert registry.is_paused(ORDERS)
 
 
+async def test_manifest_of_another_topic_is_named_once_and_changes_nothing(registry, manifests, store):
+    """An object copied from another topic's manifest neither counts as that topic again nor as this one."""
+    other = replace(ORDERS, topic="another")
+    await manifests.change_topic(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
+    await manifests.ensure_topic(other, partition_count=3)
+    await registry.refresh("cluster")
+    known = registry.manifests
+    store.add(topic_manifest_key(ORDERS), store.objects[topic_manifest_key(other)][0])
+    with capture_logs() as lines:
+        for _ in range(3):
+            await registry.refresh("cluster")
+    assert [one["event"] for one in lines] == ["topic manifest is damaged"]
+    assert registry.is_paused(ORDERS)
+    assert registry.manifests == known
+
+
 async def test_damaged_manifest_is_named_once(registry, manifests, store):
     """Each version is named once, also where another registry has named it; a mended one is read."""
     await manifests.ensure_topic(ORDERS, partition_count=3)

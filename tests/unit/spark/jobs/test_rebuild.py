@@ -16,8 +16,9 @@ from tests.fakes.spilling import make_parts_small
 from tests.unit.spark.jobs.shelf import spread
 from tieringd.errors import ObjectNotFound, StorageUnavailable
 from tieringd.formats.manifest_codec import encode_manifest
-from tieringd.formats.object_keys import damaged_copy_key, manifest_key, parse_data_key
+from tieringd.formats.object_keys import TopicKey, damaged_copy_key, manifest_key, parse_data_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
+from tieringd.formats.topic_manifest import decode_topic_manifest, encode_topic_manifest
 from tieringd.model.segment import NO_TIMESTAMP, BrokerIndexes
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.rebuild import GAP_REASON, UNDECIDED, Rebuild, RebuildOptions
@@ -232,6 +233,19 @@ def test_damaged_manifests_are_kept_and_replaced(shelf, life):
     for key, data in damaged.items():
         assert shelf.read(damaged_copy_key(key, crc32c=crc32c(data))) == data
     assert shelf.values(life) == values
+    assert scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2).faults == ()
+
+
+def test_topic_manifest_of_another_topic_is_replaced(shelf, life):
+    """A topic manifest that was copied from another topic's is a scrub's finding until it is made again."""
+    key = shelf.topic_manifest_key(life)
+    sound, other = decode_topic_manifest(shelf.read(key)), TopicKey("cluster", "another", "id")
+    shelf.write(key, encode_topic_manifest(replace(sound, key=other)))
+    (finding,) = scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2).faults
+    assert "holds a manifest of another" in str(finding)
+
+    rebuild(shelf, write=True)
+    assert decode_topic_manifest(shelf.read(key)).key == sound.key
     assert scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2).faults == ()
 
 
