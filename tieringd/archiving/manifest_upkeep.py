@@ -58,15 +58,22 @@ class FollowedManifests:
         self._manifests = manifests
         self._steady_ms = steady_ms
         self._known: dict[TopicIdPartition, StoredManifest] = {}
+        self._removed: set[TopicIdPartition] = set()
+        """Partitions whose manifest was read once, and has gone from the bucket since."""
         self._asked_at_ms: dict[TopicIdPartition, int] = {}
 
     def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return a partition's manifest as last read; None when none was found or read."""
+        """Return a partition's manifest as last read; None when none was read, or it is not stored now."""
         known = self._known.get(partition)
-        return known.manifest if known else None
+        return known.manifest if known and partition not in self._removed else None
 
     def take(self, partition: TopicIdPartition) -> StoredManifest | None:
-        """Return the last read manifest of a partition that this broker leads from now on, if any."""
+        """
+        Return the last read manifest of a partition that this broker leads from now on, if any.
+
+        A manifest that was removed from the bucket is returned as well. It fences the new leader, which would
+        begin a new archive otherwise.
+        """
         return self._known.get(partition)
 
     async def step(self, followed: Collection[TopicIdPartition]) -> int:
@@ -74,6 +81,7 @@ class FollowedManifests:
         for gone in self._asked_at_ms.keys() - set(followed):
             del self._asked_at_ms[gone]
             self._known.pop(gone, None)
+            self._removed.discard(gone)
         now_ms = self._steady_ms()
         due = [
             one
@@ -88,7 +96,7 @@ class FollowedManifests:
             self._asked_at_ms[partition] = now_ms
             try:
                 known = self._known.get(partition)
-                self._known[partition] = await self._manifests.refreshed(partition, known)
+                found = await self._manifests.refreshed(partition, known)
             except CorruptDataError as error:
                 log.error("followed manifest is damaged", partition=str(partition), error=str(error))  # noqa: TRY400 its text is enough
             except TieringError as error:
@@ -98,6 +106,8 @@ class FollowedManifests:
                 if failed_in_a_row == FAILURES_IN_A_ROW:
                     break
                 continue
+            else:
+                self._note(partition, found)
             refreshed += 1
             failed_in_a_row = 0
         if failed:
@@ -109,6 +119,14 @@ class FollowedManifests:
                 error=str(first_error),
             )
         return refreshed
+
+    def _note(self, partition: TopicIdPartition, found: StoredManifest) -> None:
+        known = self._known.get(partition)
+        if found.manifest is None and known is not None and known.manifest is not None:
+            self._removed.add(partition)
+            return
+        self._known[partition] = found
+        self._removed.discard(partition)
 
 
 class ManifestUpkeep:

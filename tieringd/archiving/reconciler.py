@@ -410,8 +410,13 @@ class Reconciler:
                 known.archiver.confirm_leadership(confirmation)
                 if not observation.shows_same(known.newest):
                     self._hand_over(leadership, known, observation)
-        self._fenced = {one: why for one, why in self._fenced.items() if one in snapshot.wanted}
-        self._defects = {one: why for one, why in self._defects.items() if one in snapshot.wanted}
+        lasting = snapshot.wanted.keys() | {
+            one
+            for one in self._fenced.keys() | self._defects.keys()
+            if one.partition.topic_partition in snapshot.unclear
+        }
+        self._fenced = {one: why for one, why in self._fenced.items() if one in lasting}
+        self._defects = {one: why for one, why in self._defects.items() if one in lasting}
         self._matched = _Matched(snapshot.wanted, snapshot.unclear, confirmation)
         return self._matched
 

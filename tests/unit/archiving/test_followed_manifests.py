@@ -11,13 +11,17 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import Clock
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.claim import Claim
 from tieringd.archiving.manifest_upkeep import (
     FAILURES_IN_A_ROW,
     REFRESH_INTERVAL_MS,
     REFRESHES_PER_STEP,
     FollowedManifests,
 )
-from tieringd.errors import CorruptDataError, StorageDenied, StorageUnavailable
+from tieringd.errors import CorruptDataError, FencedError, StorageDenied, StorageUnavailable
+from tieringd.formats.object_keys import manifest_key
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership
 
 if TYPE_CHECKING:
     from tieringd.errors import TieringError
@@ -85,6 +89,43 @@ async def test_follower_of_a_partition_without_a_manifest_knows_that(followed_ma
     """A follower knows that nothing is stored, and the next leader begins from there."""
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION) is None
+    assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
+
+
+async def test_manifest_that_was_removed_fences_the_next_leader(followed_manifests, manifests, clock, store):
+    """A removed manifest is taken over as last known, counts for no pin meanwhile, and may come back."""
+    committed = await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION])
+    store.remove(manifest_key(PARTITION))
+    for _ in range(2):
+        clock.now_ms += REFRESH_INTERVAL_MS
+        assert await followed_manifests.step([PARTITION]) == 1
+        assert followed_manifests.manifest(PARTITION) is None
+        assert followed_manifests.take(PARTITION) == committed
+    claim = Claim(
+        Leadership(PARTITION, 6), manifests, metrics=Metrics(), known=followed_manifests.take(PARTITION)
+    )
+    with pytest.raises(FencedError, match="was deleted from the bucket"):
+        await claim.current(lambda: stored([]))
+
+    await manifests.commit(StoredManifest(None, None), stored([remote(0, 19)]), leader_epoch=6)
+    clock.now_ms += REFRESH_INTERVAL_MS
+    await followed_manifests.step([PARTITION])
+    assert followed_manifests.manifest(PARTITION).next_offset == 20
+    assert followed_manifests.take(PARTITION).manifest == followed_manifests.manifest(PARTITION)
+
+
+async def test_topic_that_is_created_again_is_not_fenced(followed_manifests, manifests, clock, store):
+    """A removed manifest is forgotten with its topic; a topic of the same name has another id."""
+    again = replace(PARTITION, topic_id="AnotherIdAnotherIdAnoA")
+    await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION])
+    store.remove(manifest_key(PARTITION))
+    clock.now_ms += REFRESH_INTERVAL_MS
+    await followed_manifests.step([PARTITION, again])
+    assert followed_manifests.take(again) == StoredManifest(None, None)
+    await followed_manifests.step([again])
+    await followed_manifests.step([PARTITION, again])
     assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
 
 

@@ -21,7 +21,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import AwayStore, RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.reconciler import LEADERSHIP_FRESH_SECONDS
-from tieringd.errors import BrokerDenied
+from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
     TopicKey,
@@ -122,6 +122,28 @@ async def test_new_epoch_starts_a_new_archiver(daemon):
         manifest = (await daemon.archive.manifests.load(writer.identified)).manifest
         assert manifest.leader_epoch == 1
         assert Leadership(writer.identified, 0) not in daemon.reconciler.statuses()
+
+
+@virtually
+async def test_fence_holds_over_a_round_that_cannot_read_the_partition(daemon, store):
+    """A removed manifest is not begun anew after the broker refused the partition's offsets for a round."""
+    writer = daemon.writers[1]
+    async with daemon.running():
+        store.remove(manifest_key(writer.identified))
+        writer.closed_segment()
+        await daemon.round()
+        daemon.broker.bounds_errors[writer.name] = BrokerUnavailable("the broker refuses the offsets for now")
+        await daemon.round()
+        assert daemon.value("tieringd_fenced_partitions") == 1
+        daemon.broker.bounds_errors.clear()
+        await daemon.round()
+        await daemon.round()
+        assert "was deleted from the bucket" in daemon.status(writer).fault
+        assert stored_manifest(store, writer) is None
+
+        del daemon.broker.epochs[writer.name]
+        await daemon.round()
+        assert daemon.value("tieringd_fenced_partitions") == 0
 
 
 @virtually
