@@ -209,13 +209,23 @@ class Claim(LeadershipLogger):
         Raises:
             StorageError: An operator must act.
         """
-        known = self._known
-        assert known is not None, "asked after `current`"
         try:
-            found = await self._manifests.refreshed(self._leadership.partition, known)
+            return await self.is_surely_current()
         except StorageUnavailable as error:
             self._log.info("manifest cannot be looked at", error=str(error))
             return True
+
+    async def is_surely_current(self) -> bool:
+        """
+        Say what `is_current` says, for a caller that needs the answer of the store.
+
+        Raises:
+            StorageUnavailable: It is unknown. Ask again.
+            StorageError: An operator must act.
+        """
+        known = self._known
+        assert known is not None, "asked after `current`"
+        found = await self._manifests.refreshed(self._leadership.partition, known)
         if found.version == known.version:
             return True
         self._stored = None

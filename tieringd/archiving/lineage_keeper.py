@@ -389,7 +389,7 @@ class LineageKeeper(LeadershipLogger):
         return OperatorDesk(
             self._leadership,
             self._manifests.decisions,
-            is_current=self._claim.is_current,
+            is_current=self._claim.is_surely_current,
             metrics=self._metrics,
             now_ms=self._now_ms,
         )

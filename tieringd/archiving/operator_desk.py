@@ -45,7 +45,12 @@ class OperatorDesk(LeadershipLogger):
         metrics: Metrics,
         now_ms: Callable[[], int],
     ) -> None:
-        """*is_current* says whether the bucket still has the version of the manifest that is acted on."""
+        """
+        Take the collaborators.
+
+        *is_current* says whether the bucket still has the version of the manifest that is acted on. It raises
+        StorageUnavailable where the store does not tell: a decision is refused only for what is known.
+        """
         self._leadership = leadership
         self._decisions = decisions
         self._is_current = is_current

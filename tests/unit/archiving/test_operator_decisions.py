@@ -24,7 +24,9 @@ from tests.fakes.log_writer import LogWriter, leads_from
 from tests.fakes.manifests import bounds_of, stored_manifest
 from tests.fakes.metric_values import value_of
 from tests.fakes.spilling import Crash, CrashingJoins
+from tests.fakes.store import store_unavailable
 from tieringd.archiving.operator_desk import SETTLED_AFTER_MS, LeftDecisions
+from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import DECISIONS_PREFIX, data_key, decision_key, decision_prefix
 from tieringd.metrics import Metrics
 from tieringd.model.operator_decision import (
@@ -644,4 +646,29 @@ async def test_decision_that_is_still_to_be_carried_out_is_left_to_the_archiver(
     await ending.end([Leadership(writer.identified, 1)])
     assert (outcomes(store), len(left(store, writer))) == ({}, 1)
     await steps(archiver, writer)
+    assert outcomes(store) == {"d1": "carried_out"}
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_decision_for_a_version_that_is_not_known_yet_waits_for_the_store(
+    writer, archive, broker, store, is_away
+):
+    """A right decision for a manifest that a job has edited is not refused while the store is away."""
+    divergence = lost_outcome(writer)
+    await archived(writer, archive)
+    then_trimmed(writer, divergence)
+    archiver = await waiting(writer, archive, broker, OperatorReason.OUTCOME_LOST)
+
+    async def edited(manifest):
+        return replace(manifest, allowed_local_start_offset=0)
+
+    await archive.manifests.edit(writer.identified, edited)
+    await decide(archive, stored_manifest(store, writer), is_aborted={PRODUCER: True})
+    if is_away:
+        store.fail_next("head", lambda: store_unavailable("head"))
+        with pytest.raises(StorageUnavailable):
+            await steps(archiver, writer, 1)
+        assert outcomes(store) == {}
+    for _ in range(3):
+        await steps(archiver, writer, 1)
     assert outcomes(store) == {"d1": "carried_out"}
