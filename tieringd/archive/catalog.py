@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import STORE_FAULTS, ConfigError, ObjectNotFound, RetryableError, TieringError
@@ -23,6 +23,7 @@ from tieringd.storage.base import ObjectStore
 from tieringd.storage.listing import list_objects
 
 LOADS_AT_ONCE = 16
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,18 @@ class ArchivedTopic:
 
 OnFault: TypeAlias = Callable[[TopicKey, TieringError], None]
 """Takes a topic that cannot be read, and why."""
+OnPartitionFault: TypeAlias = Callable[[TopicIdPartition, TieringError], None]
+"""Takes a partition that cannot be read, and why."""
 
 
-def raised(_: TopicKey, error: TieringError) -> None:
-    """Raise *error*: the `OnFault` of a caller that needs every topic."""
+def raised(_: TopicKey | TopicIdPartition, error: TieringError) -> None:
+    """Raise *error*: the `OnFault` of a caller that needs every topic, or every partition."""
     raise error
 
 
 @contextmanager
-def _faults_go_to(on_fault: OnFault, key: TopicKey) -> Iterator[None]:
-    """Give a fault of this one topic to *on_fault*; what the whole store suffers from is raised."""
+def _faults_go_to(on_fault: Callable[[_Key, TieringError], None], key: _Key) -> Iterator[None]:
+    """Give a fault of this one object to *on_fault*; what the whole store suffers from is raised."""
     try:
         yield
     except (RetryableError, *STORE_FAULTS):
@@ -106,19 +109,19 @@ class Catalog:
         *,
         with_history: bool = False,
         on_fault: OnFault = raised,
+        on_partition_fault: OnPartitionFault = raised,
     ) -> AsyncIterator[ArchivedTopic]:
         """
         Yield the topics that `topics` yields, with their partitions.
 
-        *with_history* adds the spilled segments. A topic with a partition whose manifest cannot be read is
-        given to *on_fault* as well.
+        *with_history* adds the spilled segments. A partition whose manifest cannot be read is given to
+        *on_partition_fault*, and left out. Without it, its whole topic is given to *on_fault*.
         """
         async for topic in self.topics(accepts, on_fault=on_fault):
             found = None
             with _faults_go_to(on_fault, topic.key):
-                found = await self.with_partitions(topic)
-                if with_history:
-                    found = await self.with_history(found)
+                live = await self.with_partitions(topic, on_fault=on_partition_fault)
+                found = await self.with_history(live, on_fault=on_partition_fault) if with_history else live
             if found is not None:
                 yield found
 
@@ -193,15 +196,33 @@ class Catalog:
             f"{', '.join(ids) or 'none'}"
         )
 
-    async def with_partitions(self, topic: TopicManifest) -> ArchivedTopic:
-        """Return *topic* with the manifests of its partitions."""
-        loaded = await at_once(topic.partitions(), self._manifests.load, count=LOADS_AT_ONCE)
-        return ArchivedTopic(topic, tuple(one.manifest for one in loaded if one.manifest is not None))
+    async def with_partitions(
+        self, topic: TopicManifest, *, on_fault: OnPartitionFault = raised
+    ) -> ArchivedTopic:
+        """Return *topic* with the manifests of its partitions that can be read."""
+        found: dict[TopicIdPartition, PartitionManifest] = {}
 
-    async def with_history(self, topic: ArchivedTopic) -> ArchivedTopic:
-        """Return *topic* with all segments of its partitions, including those in spillover manifests."""
-        spillovers = self._manifests.spillovers
-        whole = [await spillovers.with_history(manifest) for manifest in topic.partitions]
+        async def load(partition: TopicIdPartition) -> None:
+            with _faults_go_to(on_fault, partition):
+                stored = await self._manifests.load(partition)
+                if stored.manifest is not None:
+                    found[partition] = stored.manifest
+
+        await at_once(topic.partitions(), load, count=LOADS_AT_ONCE)
+        return ArchivedTopic(topic, tuple(found[one] for one in topic.partitions() if one in found))
+
+    async def with_history(
+        self, topic: ArchivedTopic, *, on_fault: OnPartitionFault = raised
+    ) -> ArchivedTopic:
+        """
+        Return *topic* with all segments of its partitions, including those in spillover manifests.
+
+        A partition with a spillover manifest that cannot be read is given to *on_fault*, and left out.
+        """
+        whole: list[PartitionManifest] = []
+        for manifest in topic.partitions:
+            with _faults_go_to(on_fault, manifest.partition):
+                whole.append(await self._manifests.spillovers.with_history(manifest))
         return replace(topic, partitions=tuple(whole))
 
     async def partition(self, name: str, number: int, *, cluster: str | None = None) -> PartitionManifest:

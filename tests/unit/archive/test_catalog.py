@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import archived
+from tests.fakes.archive import archive_in, archived
+from tests.fakes.deleted_topics import OLD, DeletedTopics
 from tests.fakes.log_writer import LogWriter
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import TopicKey, topic_manifest_key
+from tieringd.formats.object_keys import TopicKey, manifest_key, spillover_prefix, topic_manifest_key
 from tieringd.model.topic_lifecycle import Lifecycle
 
 _OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -168,3 +169,34 @@ async def test_topic_that_was_only_seen_is_not_in_the_archive(archive, writer):
     assert [topic async for topic in archive.catalog.topics()] == []
     with pytest.raises(ObjectNotFound, match="no topic named orders"):
         await archive.catalog.topic("orders")
+
+
+@pytest.mark.parametrize(("damaged", "other"), [(0, 1), (1, 0)])
+async def test_partition_that_cannot_be_read_is_left_out_where_a_caller_takes_it(tmp_path, damaged, other):
+    """A damaged manifest or spilled part costs its partition, or its topic without such a caller."""
+    world = DeletedTopics(tmp_path)
+    await world.fill()
+    partition = world.writers[damaged].identified
+    # Only the first partition has a spilled part.
+    prefix = spillover_prefix(partition) if damaged == 0 else manifest_key(partition)
+    (key,) = (key for key in world.store.objects if key.startswith(prefix))
+    world.store.add(key, world.store.objects[key][0][:-20])
+    catalog, faults = archive_in(world.store).catalog, {}
+
+    (found,) = [
+        one
+        async for one in catalog.archived_topics(
+            lambda topic: topic == OLD, with_history=True, on_partition_fault=faults.__setitem__
+        )
+    ]
+
+    assert [one.partition for one in found.partitions] == [world.writers[other].identified]
+    assert list(faults) == [partition]
+    topics = {}
+    left = [
+        one
+        async for one in catalog.archived_topics(
+            lambda topic: topic == OLD, with_history=True, on_fault=topics.__setitem__
+        )
+    ]
+    assert (left, list(topics)) == ([], [OLD])

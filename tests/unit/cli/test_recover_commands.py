@@ -92,6 +92,32 @@ def test_missing_manifest_is_refused_or_reported(place):
     assert (rows[0]["validation"], rows[2]["records"]) == ("not_checked", 12)
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_partition_whose_manifest_is_damaged_is_refused_or_reported(place, options):
+    """A damaged manifest keeps its topic from being restored. With no_check it keeps its partition only."""
+    path = place.object_of(1, "manifest")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ObjectNotFound, match="no archived topic that can be read"):
+        place.recover(*options)
+    assert not any(map(place.restored, range(PARTITIONS)))
+    code, rows = place.recover("--validate", "no_check", *options)
+    assert code == 1
+    assert [rows[number]["segments"] for number in range(PARTITIONS)] == [4, 0, 4]
+    assert "manifest" in rows[1]["failure"]
+    assert rows[1]["validation"] == "not_checked"
+    restored = [bool(place.restored(number)) for number in range(PARTITIONS)]
+    assert restored == ([False] * 3 if options else [True, False, True])
+
+
+def test_shallow_restore_leaves_out_a_topic_with_a_damaged_manifest(place):
+    """A link to an archive stays for good, and would lack the partition that cannot be read."""
+    path = place.object_of(1, "manifest")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ObjectNotFound, match="no archived topic that can be read"):
+        place.recover("--validate", "no_check", "--shallow")
+    assert not list(place.archive.rglob("history_link"))
+
+
 def test_missing_object_is_found_before_anything_is_restored(place):
     """A missing object is found before anything is restored if segments are checked, and else on the way."""
     place.object_of(1, "9-11-*.log").unlink()

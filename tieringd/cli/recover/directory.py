@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tieringd.archive.catalog import ArchivedTopic, OnFault
+from tieringd.archive.catalog import ArchivedTopic, OnFault, raised
 from tieringd.broker.log_dir import scan_log_dirs
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.cli.recover.options import Validation
@@ -18,7 +18,7 @@ from tieringd.cli.recover.validation import MISSING, Findings, missing, validate
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.ownership_check import admit_restored
-from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.manifest import PartitionManifest
@@ -66,7 +66,9 @@ async def restored_into_directory(
     """
     Restore the topics that *asked* selects, and return the rows of the report.
 
-    A selected topic that cannot be read is given to *on_fault*, and left out.
+    A selected topic that cannot be read is given to *on_fault*, and left out. With `no_check` a partition
+    whose manifest cannot be read has its reason in its row, and the other partitions are restored. A shallow
+    restore leaves its whole topic out: the link to the archive, which stays for good, would lack it.
 
     Raises:
         ConfigError: A topic cannot be restored into this directory.
@@ -75,7 +77,14 @@ async def restored_into_directory(
             `no_check`.
     """
     async with opened_archive(config) as archive:
-        found = await matching_once(archive, asked.wanted, on_fault=on_fault)
+        unreadable: dict[TopicIdPartition, TieringError] = {}
+        is_partial = asked.validate is Validation.NO_CHECK and not asked.is_shallow
+        found = await matching_once(
+            archive,
+            asked.wanted,
+            on_fault=on_fault,
+            on_partition_fault=unreadable.__setitem__ if is_partial else raised,
+        )
         findings = await validated(archive, found, asked.validate, asked.depth)
         manifests = [manifest for topic in found for manifest in topic.partitions]
         progress = ByteProgress(sum(plan_restore(one, asked.limits).size_bytes for one in manifests))
@@ -89,13 +98,32 @@ async def restored_into_directory(
             else:
                 await _require_no_history(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
         if asked.is_dry_run:
-            return [_planned(one, asked, findings) for one in manifests]
+            planned = [_planned(one, asked, findings) for one in manifests]
+            return planned + _left_out(found, unreadable, findings)
         await admit_restored(archive, config, cluster)
         for topic, topic_ids in places if asked.is_shallow else ():
             await _link(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
         rows = [await _restored(restorer, one, asked, findings, progress) for one in manifests]
         await asyncio.to_thread(_remove_empty, asked.staging)
-        return rows + [_empty(one, validation=MISSING) for topic in found for one in missing(topic)]
+        rows += [
+            _empty(one, validation=MISSING)
+            for topic in found
+            for one in missing(topic)
+            if one not in unreadable
+        ]
+        return rows + _left_out(found, unreadable, findings)
+
+
+def _left_out(
+    found: Sequence[ArchivedTopic], unreadable: Mapping[TopicIdPartition, TieringError], findings: Findings
+) -> list[dict[str, Any]]:
+    """Return the report rows of the partitions of *found* whose manifests cannot be read."""
+    return [
+        _empty(one, validation=findings.of(one), failure=str(unreadable[one]))
+        for topic in found
+        for one in topic.topic.partitions()
+        if one in unreadable
+    ]
 
 
 async def _restored(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tieringd.archive.catalog import ArchivedTopic, OnFault
+from tieringd.archive.catalog import ArchivedTopic, OnFault, OnPartitionFault, raised
 from tieringd.cli.options import counted
 from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
@@ -46,19 +46,32 @@ class TopicSelection:
         )
 
 
-async def matching(archive: Archive, wanted: TopicSelection, *, on_fault: OnFault) -> list[ArchivedTopic]:
+async def matching(
+    archive: Archive,
+    wanted: TopicSelection,
+    *,
+    on_fault: OnFault,
+    on_partition_fault: OnPartitionFault = raised,
+) -> list[ArchivedTopic]:
     """
     Return the selected archived topics with their partitions, by cluster and name.
 
     Manifests include their spilled segments. Topics whose archive is being purged or is gone are left out.
-    A selected topic that cannot be read is given to *on_fault*. Other topics are not read.
+    A selected topic that cannot be read is given to *on_fault*. Other topics are not read. With
+    *on_partition_fault* only a partition that cannot be read is left out, and given to it.
     """
-    selected = archive.catalog.archived_topics(wanted.includes, with_history=True, on_fault=on_fault)
+    selected = archive.catalog.archived_topics(
+        wanted.includes, with_history=True, on_fault=on_fault, on_partition_fault=on_partition_fault
+    )
     return [one async for one in counted(selected, "topics") if one.topic.lifecycle not in BEYOND_RETURN]
 
 
 async def matching_once(
-    archive: Archive, wanted: TopicSelection, *, on_fault: OnFault
+    archive: Archive,
+    wanted: TopicSelection,
+    *,
+    on_fault: OnFault,
+    on_partition_fault: OnPartitionFault = raised,
 ) -> list[ArchivedTopic]:
     """
     Return the selected topics as `matching` does, at least one, and each name only once.
@@ -67,7 +80,7 @@ async def matching_once(
         ObjectNotFound: No archived topic that can be read is selected.
         ConfigError: Two or more of the selected topics have the same name.
     """
-    found = await matching(archive, wanted, on_fault=on_fault)
+    found = await matching(archive, wanted, on_fault=on_fault, on_partition_fault=on_partition_fault)
     if not found:
         raise ObjectNotFound(
             f"no archived topic that can be read matches {wanted.pattern!r}",
