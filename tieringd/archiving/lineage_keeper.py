@@ -176,6 +176,7 @@ class LineageKeeper(LeadershipLogger):
         "_desk",
         "_good_part",
         "_has_looked_back",
+        "_is_epoch_awaited",
         "_layout",
         "_leadership",
         "_manifests",
@@ -183,6 +184,7 @@ class LineageKeeper(LeadershipLogger):
         "_now_ms",
         "_remote_log",
         "_spillovers",
+        "_unwritten",
     )
 
     def __init__(
@@ -202,6 +204,10 @@ class LineageKeeper(LeadershipLogger):
         """Made where an operator has to decide, and kept until the records of the decision are complete."""
         self._has_looked_back = False
         """Whether it is known that no earlier process has left a decision to be ended."""
+        self._unwritten: Observation | None = None
+        """The first of the consecutive observations that show the same history without the leader's epoch."""
+        self._is_epoch_awaited = False
+        """Whether the last observation is the first of these."""
         self._remote_log = remote_log
         self._leadership = leadership
         self._claim = claim
@@ -219,7 +225,7 @@ class LineageKeeper(LeadershipLogger):
     @property
     def needs_another_scan(self) -> bool:
         """Say whether the next observation may confirm what the last one showed."""
-        return self._good_part is not None and self._good_part.needs_another_scan
+        return self._is_epoch_awaited or (self._good_part is not None and self._good_part.needs_another_scan)
 
     async def keep(
         self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()
@@ -237,13 +243,17 @@ class LineageKeeper(LeadershipLogger):
             RetryableError: The log cannot be read now, or the store does not answer.
             CorruptDataError: A header in the log is impossible.
         """
+        manifest = stored.existing
+        if await self._holds_before_its_epoch(manifest, seen):
+            self._good_part = None
+            await self._end_decisions(manifest)
+            return stored, ""
         if seen.uploadable.first_offset != seen.log.first_offset and seen.log.epochs:
             # Pins were judged by this epoch history. A leader's history is complete, while a follower's may
             # belong to a log that is being replaced.
             too_early = why_too_early(seen.log, self._leadership.leader_epoch)
             if too_early:
                 return stored, too_early
-        manifest = stored.existing
         plan = await self._plan(manifest, seen)
         if plan.replacement is not None and plan.replacement.base_offset <= manifest.live_offset:
             # The part to replace may be spilled: the plan needs its segments, and the cut needs them back
@@ -432,6 +442,37 @@ class LineageKeeper(LeadershipLogger):
                 next_offset=cut_offset,
             )
         return manifest, cut_offset
+
+    async def _holds_before_its_epoch(self, manifest: PartitionManifest, seen: Observation) -> bool:
+        """Say whether the archive's tail matches a log in which no record of the leader's epoch is yet."""
+        of_leader = self._with_unwritten_epoch(seen)
+        return of_leader is not None and (await self._plan(manifest, of_leader)).lineage is Lineage.HOLDS
+
+    def _with_unwritten_epoch(self, seen: Observation) -> Observation | None:
+        """
+        Return *seen* with the leader's epoch at the end of its history; None where that may be wrong.
+
+        A broker that moves a partition to another of its log directories makes the history of the copy from
+        the batches. The epoch under which it leads is missing then until the next record, for months where
+        none comes. An earlier scan got the end of the log from the broker as the leader of this epoch. The
+        history in *seen* was read after that, and an epoch is in it before its first record. So without the
+        epoch there, nothing was written under it, and all below that end is of the history's epochs. Redpanda
+        may write its files later than that.
+
+        The end is the high watermark, and older records may follow it. So nothing is cut off because of it.
+        """
+        log, end_offset, first = seen.log, seen.bounds.log_end_offset, self._unwritten
+        is_lacking = bool(log.segments and log.epochs) and not log.is_reframed
+        if not (is_lacking and log.epochs[-1][0] < self._leadership.leader_epoch):
+            self._unwritten, self._is_epoch_awaited = None, False
+            return None
+        if first is None or (first.log.epochs, first.bounds.log_end_offset) != (log.epochs, end_offset):
+            first = self._unwritten = seen
+        self._is_epoch_awaited = first.scan_number == seen.scan_number
+        if self._is_epoch_awaited or end_offset < log.epochs[-1][1]:
+            return None
+        epochs = (*log.epochs, (self._leadership.leader_epoch, end_offset))
+        return replace(seen, log=replace(log, epochs=epochs))
 
     async def _plan(self, manifest: PartitionManifest, seen: Observation) -> LineagePlan:
         bounds, leader_epoch = seen.bounds, self._leadership.leader_epoch

@@ -192,3 +192,39 @@ async def test_history_of_epochs_that_begins_inside_a_batch_tells_of_the_whole_b
     assert {offset: value for offset, value in found.items() if offset >= writer.log_start_offset} == {
         offset: value for offset, value in expected.items() if offset >= writer.log_start_offset
     }
+
+
+@pytest.mark.parametrize("kept", ["all", "less"])
+async def test_history_without_the_leader_s_epoch_holds_once_a_later_scan_shows_it_again(
+    writer, archive, broker, kept
+):
+    """A log without a record of its leader's epoch goes on if it reaches the archive's end, else it waits."""
+    writer.closed_segment(b"a")
+    divergence = writer.append(b"b")
+    writer.roll()
+    await archived(writer, archive)
+    if kept == "less":
+        writer.truncate(divergence)
+    else:
+        writer.closed_segment(b"c")
+    broker.epochs[writer.name] = 1
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    seen = observed(writer)
+    for _ in range(2):
+        result = await archiver.step(seen)
+        assert (result.waits_for_lineage, result.needs_another_scan) == (True, True), "the same scan"
+
+    result = await archiver.step(observed(writer))
+    assert result.waits_for_lineage == (kept == "less")
+    assert not result.needs_another_scan
+    assert result.uploaded == (kept == "all")
+
+
+async def test_history_that_may_have_changed_between_two_scans_waits(writer, archive, broker):
+    """A log that grew between two scans may have a record of its leader that the history was read before."""
+    writer.closed_segment(b"a")
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    broker.epochs[writer.name] = 1
+    for _ in range(3):
+        assert (await archiver.step(observed(writer))).waits_for_lineage
+        writer.append(b"more")
