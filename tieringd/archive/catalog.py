@@ -144,15 +144,19 @@ class Catalog:
         latest = (_latest(found[name]) for name in sorted(found))
         return tuple(manifest for manifest in latest if manifest.lifecycle not in BEYOND_RETURN)
 
-    async def topic(self, name: str, *, cluster: str | None = None) -> ArchivedTopic:
+    async def topic(
+        self, name: str, *, cluster: str | None = None, own_cluster: str | None = None
+    ) -> ArchivedTopic:
         """
         Return a topic of *cluster*, or of any where it is None, with its partitions.
 
-        Of several incarnations it is the latest one that is not purged.
+        Where several clusters have a topic of this name, that of *own_cluster* is returned: a cluster that
+        was restored under a new id has the topics of the old one beside its own. Of several incarnations it
+        is the latest one that is not purged.
 
         Raises:
             ObjectNotFound: The bucket has no topic of this name.
-            ConfigError: *cluster* is None, and several clusters have a topic of this name.
+            ConfigError: Several clusters have a topic of this name, and none is told to choose by.
         """
         found = [
             manifest
@@ -170,7 +174,9 @@ class Catalog:
         # A purged topic of another cluster leaves the name to the cluster that still has one.
         readable = [one for one in found if one.lifecycle not in BEYOND_RETURN] or found
         clusters = sorted({one.key.cluster for one in readable})
-        if len(clusters) > 1:
+        if own_cluster in clusters:
+            readable = [one for one in readable if one.key.cluster == own_cluster]
+        elif len(clusters) > 1:
             raise ConfigError(
                 f"several clusters have a topic named {name} in the bucket: {', '.join(clusters)}",
                 hint=f"Choose one: --from-cluster {' or --from-cluster '.join(clusters)}",
@@ -225,15 +231,17 @@ class Catalog:
                 whole.append(await self._manifests.spillovers.with_history(manifest))
         return replace(topic, partitions=tuple(whole))
 
-    async def partition(self, name: str, number: int, *, cluster: str | None = None) -> PartitionManifest:
+    async def partition(
+        self, name: str, number: int, *, cluster: str | None = None, own_cluster: str | None = None
+    ) -> PartitionManifest:
         """
         Return the manifest of one partition of a topic that is chosen as `topic` does.
 
         Raises:
             ObjectNotFound: The bucket has no such topic, or nothing of this partition.
-            ConfigError: *cluster* is None, and several clusters have a topic of this name.
+            ConfigError: Several clusters have a topic of this name, and none is told to choose by.
         """
-        archived = await self.topic(name, cluster=cluster)
+        archived = await self.topic(name, cluster=cluster, own_cluster=own_cluster)
         for manifest in archived.partitions:
             if manifest.partition.partition == number:
                 return manifest

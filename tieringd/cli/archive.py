@@ -324,8 +324,9 @@ async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault)
 
 async def _describe(config: Config, topic: str, cluster: str | None) -> list[dict[str, Any]]:
     async with opened_archive(config) as archive:
-        found = await archive.catalog.with_history(await archive.catalog.topic(topic, cluster=cluster))
         own = await asyncio.to_thread(cluster_on_disk, config)
+        chosen = await archive.catalog.topic(topic, cluster=cluster, own_cluster=own)
+        found = await archive.catalog.with_history(chosen)
         # The daemon knows nothing of another cluster's topic, and may have one of the same name.
         waits = await waiting(config, topic) if own in {None, found.topic.key.cluster} else {}
         return [
@@ -347,7 +348,8 @@ async def _describe(config: Config, topic: str, cluster: str | None) -> list[dic
 
 async def _manifest(config: Config, topic: str, partition: int, cluster: str | None) -> PartitionManifest:
     async with opened_archive(config) as archive:
-        manifest = await archive.catalog.partition(topic, partition, cluster=cluster)
+        own = await asyncio.to_thread(cluster_on_disk, config)
+        manifest = await archive.catalog.partition(topic, partition, cluster=cluster, own_cluster=own)
         return await archive.manifests.spillovers.with_history(manifest)
 
 
@@ -379,7 +381,8 @@ async def _verify(
 
 async def _cat(config: Config, topic: str, partition: int, cluster: str | None) -> None:
     async with opened_archive(config) as archive:
-        found = await archive.catalog.partition(topic, partition, cluster=cluster)
+        own = await asyncio.to_thread(cluster_on_disk, config)
+        found = await archive.catalog.partition(topic, partition, cluster=cluster, own_cluster=own)
         for gap in found.gaps:
             typer.echo(
                 f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: {gap.reason}",

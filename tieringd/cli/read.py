@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import sys
@@ -22,6 +23,7 @@ from tieringd.cli.options import ConfigFile, FromCluster, loaded, moment, run_as
 from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.formats.records import Record
 from tieringd.model.manifest_parts import Gap
 
@@ -173,7 +175,8 @@ async def _read(
     progress: ReadProgress,
 ) -> None:
     async with opened_archive(config) as archive:
-        manifest = await archive.catalog.partition(topic, partition, cluster=cluster)
+        own = await asyncio.to_thread(cluster_on_disk, config)
+        manifest = await archive.catalog.partition(topic, partition, cluster=cluster, own_cluster=own)
         if count == 0:
             return
         reading = PartitionReading(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from tieringd.cli.options import (
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
-from tieringd.daemon.ownership_check import own_cluster
+from tieringd.daemon.ownership_check import cluster_on_disk, own_cluster
 from tieringd.errors import ConfigError, CorruptDataError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving, OriginalRetention, TopicManifest
 from tieringd.model.local_log import LocalLog, LocalPartition
@@ -155,7 +156,8 @@ def manage(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
 
 async def _found(config: Config, topic: str, cluster: str | None) -> ArchivedTopic:
     async with opened_archive(config) as archive:
-        return await archive.catalog.topic(topic, cluster=cluster)
+        own = await asyncio.to_thread(cluster_on_disk, config)
+        return await archive.catalog.topic(topic, cluster=cluster, own_cluster=own)
 
 
 async def _change(

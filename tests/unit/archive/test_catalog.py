@@ -117,10 +117,17 @@ async def test_name_in_several_clusters_is_chosen_by_the_cluster(archive, writer
     assert (await archive.catalog.topic("orders", cluster=ours.cluster)).topic.key == ours
     assert (await archive.catalog.topic("orders", cluster=theirs.cluster)).topic.key == theirs
     assert await archive.catalog.partition("orders", 0, cluster=ours.cluster) == manifest
+    assert await archive.catalog.partition("orders", 0, own_cluster=ours.cluster) == manifest
+    found = await archive.catalog.topic("orders", cluster=theirs.cluster, own_cluster=ours.cluster)
+    assert found.topic.key == theirs
     says = (
         rf"another-cluster, {ours.cluster}.*--from-cluster another-cluster or --from-cluster {ours.cluster}"
     )
-    for found in (archive.catalog.topic("orders"), archive.catalog.partition("orders", 0)):
+    for found in (
+        archive.catalog.topic("orders"),
+        archive.catalog.partition("orders", 0),
+        archive.catalog.topic("orders", own_cluster="third"),
+    ):
         with pytest.raises(ConfigError, match=says):
             await found
     with pytest.raises(ObjectNotFound, match="no topic named orders of cluster third"):

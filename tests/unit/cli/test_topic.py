@@ -167,12 +167,16 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_reading_of_a_name_in_several_clusters_asks_for_one(shared, name):
-    """A command that reads the bucket names the clusters, and what to add."""
-    arguments = (*READS[name], "--config", shared.config)
+def test_reading_of_a_name_in_several_clusters_takes_the_own_or_asks_for_one(shared, name):
+    """A command that reads the bucket takes its own cluster's topic. Where none is, it names the clusters."""
+    own = invoked(*READS[name], "--config", shared.config)
+    assert (own.exit_code, bool(own.output)) == (0, True)
+    text = yaml.safe_load(shared.config.read_text())
+    text["cluster_id"] = "third"
+    arguments = (*READS[name], "--config", write_config(shared.config.with_name("third.yaml"), text))
     with pytest.raises(ConfigError, match=r"another-cluster, local.*--from-cluster local"):
         invoked(*arguments)
     done = invoked(*arguments, "--from-cluster", "local")
-    assert (done.exit_code, bool(done.output)) == (0, True)
+    assert (done.exit_code, done.output) == (0, own.output)
     if name == "show":
         assert TOPIC_ID in done.output
