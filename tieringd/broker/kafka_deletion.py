@@ -54,7 +54,7 @@ class TopicLeaders:
     """The address and the leader epoch of each partition's leader; a partition without one is left out."""
     partition_count: int
     asked_at: float
-    """Loop time right before the cluster was asked."""
+    """Loop time right before the broker that answered was asked."""
 
     def leader_of(self, number: int) -> tuple[tuple[str, int], int]:
         """
@@ -129,8 +129,7 @@ class KafkaRecordDeleter:
             BrokerUnavailable: No broker answers.
             ObjectNotFound: The cluster has no such topic, or this user may not see it.
         """
-        asked_at = asyncio.get_running_loop().time()
-        response = await self._metadata(topic)
+        response, asked_at = await self._metadata(topic)
         addresses = {int(each.node_id): (str(each.host), int(each.port)) for each in response.brokers}
         for found in response.topics:
             if found.name != topic or found.error_code is not ErrorCode.none:
@@ -202,9 +201,11 @@ class KafkaRecordDeleter:
             return int(result.low_watermark)
         raise BrokerUnavailable(f"the broker's answer says nothing of {topic.topic}-{number}")
 
-    async def _metadata(self, topic: str) -> MetadataResponse:
+    async def _metadata(self, topic: str) -> tuple[MetadataResponse, float]:
+        """Return the first answer, and the loop time right before the broker that gave it was asked."""
         failures: list[BrokerUnavailable] = []
         for address in self._connections.bootstrap:
+            asked_at = asyncio.get_running_loop().time()
             try:
                 response: MetadataResponse = await self._connections.send(
                     address, KafkaRequest(METADATA, metadata_request([topic]))
@@ -212,7 +213,7 @@ class KafkaRecordDeleter:
             except BrokerUnavailable as error:
                 failures.append(error)
             else:
-                return response
+                return response, asked_at
         raise BrokerUnavailable("; ".join(error.message for error in failures)) from failures[-1]
 
     async def _offset(self, topic: TopicLeaders, number: int, timestamp: int) -> int:

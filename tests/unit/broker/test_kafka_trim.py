@@ -11,6 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from tests.fakes.scripted_broker import scripted_broker
+from tests.support.connections import accepting
 from tests.support.kafka_messages import (
     fields_of,
     milliseconds,
@@ -41,7 +42,7 @@ class Peer:
     def __init__(self, broker, deleter, *, port, leader_epochs, in_sync) -> None:
         self.client = broker
         self.deleter = deleter
-        self._port = port
+        self.port = port
         self.topic_id = TOPIC_ID
         self.leader_epochs = list(leader_epochs)
         self._in_sync = in_sync
@@ -82,7 +83,7 @@ class Peer:
                 partitions=(self._partition(module),) if asks_for_topic else (),
             )
         )
-        broker = module.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self._port, rack=None)
+        broker = module.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self.port, rack=None)
         return module.MetadataResponse(
             **fields_of(
                 module.MetadataResponse,
@@ -200,6 +201,23 @@ async def test_users_deletion_that_comes_too_long_after_the_question_is_never_se
         with pytest.raises(BrokerUnavailable, match="DeleteRecords was not sent"):
             await peer.deleter.delete_before(asked, 0, 10)
         assert peer.deleted_before == []
+
+
+async def test_users_deletion_is_sent_though_the_first_bootstrap_address_never_answers(connect):
+    """The time that a silent address takes does not count: the broker that answers is asked after it."""
+
+    async def keep_silent(reader, writer):
+        await reader.read()
+        writer.close()
+
+    async with connect() as peer, accepting(keep_silent) as silent_port:
+        bootstrap = tuple(f"127.0.0.1:{port}" for port in (silent_port, peer.port))
+        settings = KafkaSettings(
+            bootstrap, node_id=1, request_timeout_seconds=1.0, effect_within_seconds=0.9
+        )
+        async with KafkaRecordDeleter(settings) as deleter:
+            assert await deleter.delete_before(await deleter.leaders("orders"), 0, 10) == 10
+        assert peer.deleted_before == [10]
 
 
 @pytest.mark.parametrize(
