@@ -416,7 +416,9 @@ class Archiver(LeadershipLogger):
         # A commit after the trim was planned may allow more of it: a replaced segment now matches its file.
         is_changed = stored.version != version_before
         has_acted = bool(plan.slices or trimmed or expired or is_changed)
-        is_held = left.held_by_transaction or self._trimmer.held_bytes
+        # A disk may have asked for room after the trim: the reconciler steps only an archiver without a rest.
+        lacks_room = not needs_room and self._trimmer.cloud_gc_offset is not None
+        is_held = left.held_by_transaction or self._trimmer.held_bytes or lacks_room
         if not (has_acted or self.quarantine_fault or is_held or self._gaps.is_unsure):
             self._rests_on, self._rests_since_ms = seen, self._clock()
             self._rests_until_ms = self._due_ms(stored.existing, seen)

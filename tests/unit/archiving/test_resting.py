@@ -247,6 +247,26 @@ async def test_offer_wakes_the_archiver_at_once(daemon):
 
 
 @virtually
+async def test_room_that_is_asked_for_after_the_trim_of_a_step_gets_another_step(daemon):
+    """A disk that fills while a step commits a change does not wait until the space manager asks again."""
+    writer = daemon.writers[1]
+    leadership = Leadership(writer.identified, 0)
+
+    class Filled(Nothing):
+        async def commit(self, claim, stored):
+            daemon.reconciler.request_space(leadership, writer.bases[-1])
+            return await super().commit(claim, stored)
+
+    async with daemon.running():
+        writer.closed_segment()
+        await settled(daemon)
+        await daemon.reconciler.archiver(leadership).offer(Filled())
+        await asyncio.sleep(1)
+        assert daemon.broker.trims == [(writer.name, writer.bases[-1])]
+        await settled(daemon)
+
+
+@virtually
 async def test_rounds_during_a_step_bring_no_other_step(daemon):
     """Rounds that find nothing new leave an archiver at rest that was stepping meanwhile."""
     async with daemon.running():
