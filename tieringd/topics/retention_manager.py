@@ -27,6 +27,9 @@ from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
+_QUESTIONS_OF_RELEASE: Final = 2
+"""How often a release asks for the topic's id, where the answer comes late."""
+
 ORDER_WITHIN_SECONDS: Final = 60.0
 """
 Maximum time between the start of recording a topic's retention and the request that sets it on the broker.
@@ -139,13 +142,19 @@ async def release(broker: Broker, key: TopicKey, original: OriginalRetention) ->
         BrokerUnavailable: A broker does not answer.
         BrokerDenied: tieringd lacks the permission.
     """
-    send_by = asyncio.get_running_loop().time() + EFFECT_WITHIN_SECONDS
-    if not await _is_current(broker, key):
-        raise ObjectNotFound(
-            f"the cluster has no topic {key.topic} with the id {key.topic_id}: its retention is not restored",
-            hint="A topic that was created again has its own retention. Otherwise try again: the cluster's "
-            "brokers have to agree",
-        )
+    now = asyncio.get_running_loop().time
+    # The first question opens a connection to each broker, which may take longer than the answer counts.
+    for _ in range(_QUESTIONS_OF_RELEASE):
+        send_by = now() + EFFECT_WITHIN_SECONDS
+        if not await _is_current(broker, key):
+            raise ObjectNotFound(
+                f"the cluster has no topic {key.topic} with the id {key.topic_id}: its retention is not "
+                "restored",
+                hint="A topic that was created again has its own retention. Otherwise try again: the "
+                "cluster's brokers have to agree",
+            )
+        if now() < send_by:
+            break
     values = (original.retention_ms, original.retention_bytes)
     await broker.alter_topic(key.topic, dict(zip(RETENTION_SETTINGS, values, strict=True)), send_by=send_by)
 

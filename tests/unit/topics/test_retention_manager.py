@@ -189,6 +189,22 @@ async def test_retention_is_not_set_long_after_the_question_for_the_topics_id(is
     assert broker.configs["orders"] == {"retention.ms": "86400000"}
 
 
+@virtually
+async def test_release_asks_again_when_its_first_question_took_long():
+    """The first question opens a connection to each broker, and so does each repeat of the command."""
+
+    class Far(FakeBroker):
+        async def topic_ids(self, topics):
+            await asyncio.sleep(0.1 if self.calls["topic_ids"] else EFFECT_WITHIN_SECONDS + 1)
+            return await super().topic_ids(topics)
+
+    broker = Far()
+    broker.configs["orders"] = {"retention.ms": "-1"}
+    broker.cluster_topics["orders"] = {ORDERS.topic_id}
+    await release(broker, ORDERS, OriginalRetention("1000", None, 1000, -1))
+    assert broker.configs["orders"] == {"retention.ms": "1000"}
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_daemon_that_was_stopped_does_not_bring_an_old_limit_back(broker, is_known):
     """The daemon that leads by now has recorded a longer one, and no round would correct the record."""
