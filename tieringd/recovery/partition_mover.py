@@ -277,7 +277,9 @@ class PartitionMover:
             )
         # A closed archive may have lost objects since: its source may be deleted after a move.
         known = there.manifest.segments if there.manifest is not None and not is_closed_there else None
-        objects, size_bytes, begin_offset = await self._copy_spilled(manifest)
+        objects, size_bytes, begin_offset = await self._copy_spilled(
+            manifest, is_closed_there=is_closed_there
+        )
         more = await self._copy_segments(manifest.partition, manifest.segments, known)
         records = await self._copy_records(manifest.partition)
         objects, size_bytes = objects + more[0] + records[0], size_bytes + more[1] + records[1]
@@ -291,9 +293,14 @@ class PartitionMover:
             await self._target.commit(there, wanted, leader_epoch=epoch, reopens=reopens)
         return replace(_report(wanted), copied_objects=objects, copied_bytes=size_bytes)
 
-    async def _copy_spilled(self, manifest: PartitionManifest) -> tuple[int, int, int]:
+    async def _copy_spilled(
+        self, manifest: PartitionManifest, *, is_closed_there: bool
+    ) -> tuple[int, int, int]:
         """
         Copy the spilled segments that are still held.
+
+        In a target that is closed, as *is_closed_there* says, a spillover manifest does not prove that its
+        objects exist.
 
         Returns the number of objects, their bytes, and the offset where the spilled part begins in the
         target.
@@ -307,7 +314,7 @@ class PartitionMover:
             key = spillover_key(partition, name)
             info = await self._source_store.head(key)
             document = CopySource(key, info.size_bytes, name.crc32c)
-            if await self._copier.has(document):
+            if not is_closed_there and await self._copier.has(document):
                 continue  # A spillover manifest is stored after the objects that it names.
             part = await spillovers.load(partition, name)
             held = (one for one in part.segments if one.next_offset > manifest.start_offset)

@@ -405,6 +405,22 @@ async def test_object_that_the_first_bucket_has_lost_is_copied_back(world, targe
     await assert_sound(world.store, [writer])
 
 
+async def test_spilled_object_that_the_first_bucket_has_lost_is_copied_back(world, target, moving, tmp_path):
+    """A spillover manifest in a closed archive does not prove that its objects exist."""
+    await moving.move("orders")
+    writer, spillovers = world.writers[0], archive_in(world.store).manifests.spillovers
+    manifest = stored_manifest(world.store, writer)
+    (name, *_) = await spillovers.names(manifest, from_offset=manifest.start_offset)
+    held = [
+        one
+        for one in (await spillovers.load(writer.identified, name)).segments
+        if one.next_offset > manifest.start_offset
+    ]
+    await world.store.delete_many([data_key(writer.identified, held[0])])
+    await Moving.back(world.store, target, tmp_path).move("orders")
+    await assert_sound(world.store, world.writers[:3])
+
+
 async def test_archive_that_came_only_half_back_is_not_moved_the_other_way(world, target, moving, tmp_path):
     """
     An archive that is closed in both buckets is opened only where the last move leads.
