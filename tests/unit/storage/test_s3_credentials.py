@@ -356,6 +356,20 @@ async def test_token_that_expires_again_at_once_is_denied(role):
         await store.get("key")
 
 
+@pytest.mark.parametrize("source", SOURCES)
+async def test_end_of_refused_credentials_stays_known(role, source):
+    """The alert goes by it, and so does the renewal of an idle archive, until there are others."""
+    service, bucket = CredentialService(lifetime_seconds=FIVE_MINUTES), Bucket(expired={"all"})
+    async with store_with(role, source, service, bucket) as store:
+        with pytest.raises(StorageDenied, match="ExpiredToken"):
+            await ResilientStore(store, StoreLimits(initial_backoff_seconds=0.001)).get("key")
+        assert store.credentials_end == pytest.approx(time.time() + FIVE_MINUTES, abs=60)
+        bucket.expired.clear()
+        service.lifetime_seconds = 3600
+        await store.get("key")
+        assert store.credentials_end == pytest.approx(time.time() + 3600, abs=60)
+
+
 @pytest.mark.parametrize("missing", ["AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"])
 async def test_sts_needs_its_environment(role, missing, monkeypatch):
     """A missing variable of the environment is found before anything starts."""

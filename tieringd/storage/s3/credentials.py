@@ -98,6 +98,7 @@ class RoleCredentials:
         )
         self._early_from = 0.0
         self._is_proven = True
+        self._refused_end: float | None = None
         self.generation = 0
         """How often credentials were discarded. A request keeps the value from its start for `renew`."""
 
@@ -133,8 +134,12 @@ class RoleCredentials:
 
     @property
     def end(self) -> float | None:
-        """Return when the credentials expire, in Unix time; None before the first, or without an expiry."""
-        return self._source.end_of(self._loaded)
+        """
+        Return when the credentials expire, in Unix time; None before the first, or without an expiry.
+
+        Of credentials that were discarded it is the end until others are there: none at all is no better.
+        """
+        return self._refused_end if self._loaded is None else self._source.end_of(self._loaded)
 
     def note_success(self) -> None:
         """Note that the store accepted these credentials."""
@@ -157,6 +162,7 @@ class RoleCredentials:
         is_worthwhile = self._is_proven
         self.generation += 1
         self._is_proven = False
+        self._refused_end = self.end
         self._loaded = self._frozen = None
         return is_worthwhile
 
