@@ -8,7 +8,8 @@ goes on from there. A daemon whose configuration names the source archives nothi
 why. Nothing is deleted in the source. Every step leaves a state from which the next call goes on.
 
 A topic may be moved back. The target's topic manifest says that the topic is elsewhere until the switch
-begins, so that of two closed archives it is known which one is moved into the other.
+begins, so that of two closed archives it is known which one is moved into the other. From then on it names
+the target itself, and nothing when all partitions are open there.
 """
 
 from __future__ import annotations
@@ -235,8 +236,10 @@ class ArchiveMover:
         """Close a topic in the source, partition by partition. After the first one it cannot be undone."""
         place = self._target.place
         if not topic.moved_to:
-            # Where an earlier move led away from the target: it is not elsewhere any more once this begins.
-            await self._target.manifests.change_topic(topic.key, lambda there: replace(there, moved_to=""))
+            # Where an earlier move led away from the target: it is on its way there once this begins.
+            await self._target.manifests.change_topic(
+                topic.key, lambda there: replace(there, moved_to=place if there.moved_to else "")
+            )
         # Settings made until now are copied. From now on no daemon changes them in the source.
         closing = await self._source.manifests.change_topic(
             topic.key, lambda found: replace(found, moved_to=place)
@@ -248,6 +251,11 @@ class ArchiveMover:
             copy = await self._partitions.switch(partition)
             self._on_progress("switch", copy)
             moved.append(MovedPartition(self._total(copy), is_switched=True))
+        # A daemon there that sees the topic before would find closed partitions, and stop until a restart.
+        await self._target.manifests.change_topic(
+            topic.key,
+            lambda there: replace(there, moved_to="" if there.moved_to == place else there.moved_to),
+        )
         return moved
 
     async def _copy_topic(self, topic: TopicManifest) -> bool:
@@ -268,7 +276,7 @@ class ArchiveMover:
             found is not None
             and found.moved_to == self._target.place
             and there is not None
-            and not there.moved_to
+            and there.moved_to in {"", self._target.place}
         )
 
     async def _put_topic(self, topic: TopicManifest) -> None:

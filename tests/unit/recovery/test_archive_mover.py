@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import count
+from random import Random
 
 import pytest
 from crc32c import crc32c
 
-from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
+from tests.fakes.archive import Clock, archive_in, archived, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
+from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.deleted_topics import NEW, OLD, THIRD, DeletedTopics
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
-from tests.fakes.virtual_loop import run_virtual
-from tests.fakes.wire import CrashingWire, Wire
+from tests.fakes.virtual_loop import run_virtual, virtually
+from tests.fakes.wire import CrashingWire, UnreliableWire, Wire
 from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archive.manifest_store import closed
 from tieringd.archive.segment_swap import store_rewriting
@@ -500,9 +502,28 @@ def test_crash_at_every_point_of_a_move_back_loses_nothing(tmp_path):
         if not run_virtual(crash_on_the_way_back(world, target, tmp_path, at=at), seed=at):
             break
     # Two points around each: data and index of a new segment, and two manifests that differ; two topic
-    # manifests that are elsewhere no more, and two marks of the move; three manifests that are closed, and
-    # three that are opened.
-    assert at == 2 * (2 + 2 + 2 + 2 + 3 + 3) + 1
+    # manifests that are elsewhere no more, two that are there, and two marks of the move; three manifests
+    # that are closed, and three that are opened.
+    assert at == 2 * (2 + 2 + 2 + 2 + 2 + 3 + 3) + 1
+
+
+@virtually
+async def test_daemon_that_looks_during_a_move_back_goes_on_after_it(tmp_path):
+    """A daemon beside the first bucket sees the topic when it is open, and needs no restart."""
+    here, there = MemoryStore(), MemoryStore()
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    await archived(writer, archive_in(here))
+    await archive_in(here).manifests.ensure_topic(topic_key(writer.identified), partition_count=1)
+    await Moving(here, there, tmp_path).move()
+    daemon = Daemon(tmp_path, here, [writer])
+    async with daemon.running():
+        slow = UnreliableWire(Random(1), fault_rate=0, latency_seconds=2 * INTERVAL_SECONDS)
+        await Moving.back(here, there, tmp_path, wire=slow).move()
+        writer.closed_segment()
+        await daemon.round()
+        await daemon.round()
+        assert daemon.archived() == {"orders-0": [0, 3]}
 
 
 async def test_topics_that_are_half_purged_are_told_apart(world, moving):
