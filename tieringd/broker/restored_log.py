@@ -29,6 +29,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,20 @@ class RestoredLog:
             if not self._looks_placed(segments):
                 self._require_free()
         self._require_one_filesystem()
+
+    def leave_empty(self) -> None:
+        """
+        Check the place as `check` does, and leave its empty log there.
+
+        An earlier release began a directory for such a log, which would keep the staging directory in being.
+
+        Raises:
+            ConfigError: As for `check`.
+            LocalFileError: A directory cannot be read or written.
+        """
+        self.check()
+        with suppress(OSError):  # It is missing, or has files of another attempt.
+            self._directory.rmdir()
 
     def _require_one_filesystem(self) -> None:
         """
@@ -371,7 +386,7 @@ class RestoredLog:
                     shutil.rmtree(self._aside)
                 self.target.rename(self._aside)
             self._directory.rename(self.target)
-        except (OSError, LocalFileError):
+        except (OSError, LocalFileError, CorruptDataError):
             if not self.target.is_dir() and self._aside.is_dir():
                 self._aside.rename(self.target)
             for path, data in before.items():

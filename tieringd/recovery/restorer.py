@@ -81,7 +81,7 @@ class Restorer:
             await asyncio.to_thread(target.begin, plan.segments)
         else:
             # The partition never had a record: its empty log stays, and no directory is begun.
-            await asyncio.to_thread(target.check)
+            await asyncio.to_thread(target.leave_empty)
         records = found = 0
         aborted: tuple[AbortedTransaction, ...] = ()
         for segment in plan.segments:

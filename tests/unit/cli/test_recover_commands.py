@@ -231,13 +231,20 @@ def test_staging_that_cannot_be_moved_from_is_refused_before_a_download(place, t
     assert not inside.exists()
 
 
-def test_partition_without_a_record_leaves_no_staging_directory(place):
-    """A broker does not start on a mount point with a staging directory, so that a restore leaves none."""
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_partition_without_a_record_leaves_no_staging_directory(place, has_begun):
+    """
+    A broker does not start on a mount point with a staging directory, so that a restore leaves none.
+
+    An earlier release began a directory there.
+    """
     LogWriter(place.root / "old", "orders", PARTITIONS)
     assert tieringd("run", "--once", "--config", place.config).exit_code == 0
     LogWriter(place.logs, "orders", PARTITIONS, topic_id=NEW_ID)
     before = files_below(place.logs / f"orders-{PARTITIONS}")
     inside = place.logs / ".restore"
+    if has_begun:
+        (inside / f"orders-{PARTITIONS}").mkdir(parents=True)
     code, rows = place.recover("--staging", inside)
     assert (code, rows[PARTITIONS]["segments"], rows[0]["segments"]) == (0, 0, 4)
     assert not inside.exists()

@@ -506,3 +506,19 @@ async def test_full_disk_is_an_error_and_leaves_the_place_as_it_was(writer, arch
     with pytest.raises(LocalFileError, match="staging"):
         await site.restore(manifest)
     assert files_of(site.place) == {}
+
+
+async def test_damaged_checkpoint_of_log_starts_leaves_the_recovery_points_as_they_were(
+    writer, archive, site
+):
+    """A log that is not in its place has no recovery point: the broker's own empty log is still there."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    (site.directory / "log-start-offset-checkpoint").write_text("nonsense")
+    with pytest.raises(CorruptDataError, match="log-start-offset-checkpoint"):
+        await site.restore(manifest)
+    assert not (site.directory / "recovery-point-offset-checkpoint").exists()
+    assert site.place.is_dir()
+    (site.directory / "log-start-offset-checkpoint").unlink()
+    await site.restore(manifest)
+    assert files_of(site.place) == written(writer, manifest.segments)
