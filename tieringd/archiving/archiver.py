@@ -257,11 +257,6 @@ class Archiver(LeadershipLogger):
         return self._claim.manifest
 
     @property
-    def known(self) -> StoredManifest | None:
-        """Return the manifest with the version that was last read or written, also by a follower."""
-        return self._claim.known
-
-    @property
     def last_manifest(self) -> PartitionManifest | None:
         """Return the manifest that was last known for certain, also while the store does not answer."""
         return self._claim.last_manifest

@@ -114,11 +114,6 @@ class Claim(LeadershipLogger):
         return self._stored.manifest if self._stored else None
 
     @property
-    def known(self) -> StoredManifest | None:
-        """Return the manifest with the version that was last read or written, also by a follower."""
-        return self._known
-
-    @property
     def last_manifest(self) -> PartitionManifest | None:
         """Return the manifest that was last known to be in the bucket; None when none ever was."""
         if self._announced is not None:

@@ -76,20 +76,6 @@ class FollowedManifests:
         """
         return self._known.get(partition)
 
-    def keep(self, partition: TopicIdPartition, known: StoredManifest | None) -> None:
-        """
-        Keep what an archiver knew that has ended, for the next one of its partition, or for the next refresh.
-
-        Where the manifest was removed from the bucket, the next leader epoch is fenced as well. It counts for
-        no pin before it is read again.
-        """
-        if known is None or known.manifest is None:
-            return
-        self._known[partition] = known
-        self._removed.add(partition)
-        # The next step may still count the partition among those that were followed before.
-        self._asked_at_ms.pop(partition, None)
-
     async def step(self, followed: Collection[TopicIdPartition]) -> int:
         """Refresh those of *followed* that were asked for the longest ago; return how many were read."""
         for gone in self._asked_at_ms.keys() - set(followed):

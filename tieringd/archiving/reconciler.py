@@ -122,7 +122,6 @@ class Reconciler:
         """Take the collaborators; *now_ms* is this host's clock, *archive_ms* the clock of the archivers."""
         self._observer = observer
         self._upkeep = upkeep
-        self._followed_manifests = followed_manifests
         self._metrics = metrics
         self._make_archiver = make_archiver
         self._archive_ms = archive_ms
@@ -394,11 +393,7 @@ class Reconciler:
         if snapshot.unclear:
             running = {one for one in running if one.partition.topic_partition not in snapshot.unclear}
         plan = plan_assignment(set(snapshot.wanted), running, set(self._fenced))
-        followed = {one.partition for one in snapshot.followed} if plan.stop else set()
-        begun = {one.partition for one in plan.start}
         for leadership in plan.stop:
-            if leadership.partition in followed or leadership.partition in begun:
-                self._followed_manifests.keep(leadership.partition, self._running[leadership].archiver.known)
             self._stop_archiver(leadership)
         for leadership in plan.start:
             fresh = _Running(self._make_archiver(leadership))
@@ -561,7 +556,6 @@ class Reconciler:
         except FencedError as error:
             fault = self._fenced[leadership] = str(error)
             kind = PartitionFault.FENCED
-            self._followed_manifests.keep(leadership.partition, archiver.known)
             self._metrics.forget_partition(leadership.partition.topic_partition)
             log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
         except TieringError as error:

@@ -147,51 +147,6 @@ async def test_fence_holds_over_a_round_that_cannot_read_the_partition(daemon, s
 
 
 @virtually
-@pytest.mark.parametrize("leads_between", [False, True], ids=["here", "there and back"])
-@pytest.mark.parametrize("is_noticed", [False, True], ids=["before", "after the fence"])
-async def test_removed_manifest_is_not_begun_anew_under_a_new_epoch(daemon, store, is_noticed, leads_between):
-    """A new epoch is no new archive: all that the removed manifest named could not be reached from it."""
-    writer = daemon.writers[1]
-    async with daemon.running():
-        store.remove(manifest_key(writer.identified))
-        if is_noticed:
-            writer.closed_segment()
-            await daemon.round()
-            await daemon.round()
-            assert daemon.value("tieringd_fenced_partitions") == 1
-        if leads_between:
-            daemon.broker.followed[writer.name] = 1
-            del daemon.broker.epochs[writer.name]
-            await daemon.round()
-            await daemon.round()
-            del daemon.broker.followed[writer.name]
-        daemon.broker.epochs[writer.name] = 2
-        writer.begin_epoch(2)
-        writer.closed_segment()
-        await daemon.round()
-        await daemon.round()
-        assert "was deleted from the bucket" in daemon.status(writer, epoch=2).fault
-        assert stored_manifest(store, writer) is None
-
-
-@virtually
-async def test_fence_holds_over_a_round_in_which_the_broker_does_not_list_the_topic(daemon, store):
-    """A removed manifest is not begun anew where the same leadership comes back."""
-    writer = daemon.writers[1]
-    async with daemon.running():
-        store.remove(manifest_key(writer.identified))
-        writer.closed_segment()
-        await daemon.round()
-        daemon.broker.created_again = {"orders"}
-        await daemon.round()
-        daemon.broker.created_again = set()
-        await daemon.round()
-        await daemon.round()
-        assert "was deleted from the bucket" in daemon.status(writer).fault
-        assert stored_manifest(store, writer) is None
-
-
-@virtually
 async def test_fenced_archiver_stays_stopped_until_a_new_epoch(daemon, store):
     """A partition lost to another writer is left to it; a new epoch is a new claim."""
     writer = daemon.writers[1]
