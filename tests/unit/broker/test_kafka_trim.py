@@ -212,9 +212,7 @@ async def test_users_deletion_is_sent_though_the_first_bootstrap_address_never_a
 
     async with connect() as peer, accepting(keep_silent) as silent_port:
         bootstrap = tuple(f"127.0.0.1:{port}" for port in (silent_port, peer.port))
-        settings = KafkaSettings(
-            bootstrap, node_id=1, request_timeout_seconds=1.0, effect_within_seconds=0.9
-        )
+        settings = KafkaSettings(bootstrap, node_id=1, request_timeout_seconds=1.0, effect_within_seconds=0.9)
         async with KafkaRecordDeleter(settings) as deleter:
             assert await deleter.delete_before(await deleter.leaders("orders"), 0, 10) == 10
         assert peer.deleted_before == [10]
