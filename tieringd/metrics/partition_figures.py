@@ -33,7 +33,7 @@ _PAUSE_SECONDS: Final = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """What is known of a led partition, by its last step or round."""
+    """The figures of a led partition, as its last step or the last round found them."""
 
     pending_bytes: int = 0
     pending_segments: int = 0

@@ -33,7 +33,7 @@ from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentSlice
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS
 
 _PACE_SECONDS: Final = 3600
-"""What was written since a segment that is as old as this, or since the oldest one, gives the log's pace."""
+"""The log's pace is measured over this time, or since its oldest segment if the log is younger."""
 _PACE_SECONDS_MIN: Final = 60
 """A shorter time is taken for as long as this: a burst after the first segment is no pace."""
 
