@@ -16,7 +16,7 @@ from tests.support.fake_gcs import running_fake_gcs
 from tests.support.ports import free_ports
 from tests.support.processes import Server
 from tests.support.s3_bucket import answers
-from tests.support.seaweedfs import running_seaweedfs
+from tests.support.seaweedfs import FRUGAL, running_seaweedfs
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def slice_of(tmp_path: Path) -> Iterator[Callable[[bytes], FileSlice]]:
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
     """Run SeaweedFS with a bucket named `contract`."""
-    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
+    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs"), environment=FRUGAL) as server:
         server.create_bucket("contract")
         yield server
 

@@ -14,7 +14,7 @@ from tests.e2e.sample_topics import SAMPLE_TOPICS, write_sample_topics
 from tests.support.cluster import DaemonsBeside
 from tests.support.daemon import kafka_config, run_command, write_config
 from tests.support.s3_bucket import S3Bucket
-from tests.support.seaweedfs import running_seaweedfs
+from tests.support.seaweedfs import FRUGAL, running_seaweedfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ BUCKET = "e2e"
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
     """Give one running S3 server with a bucket; a test that stops it starts it again."""
-    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
+    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs"), environment=FRUGAL) as server:
         server.create_bucket(BUCKET)
         yield server
 

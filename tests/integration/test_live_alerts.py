@@ -54,7 +54,7 @@ from tests.support.live_alerts import (
 from tests.support.ports import free_ports
 from tests.support.prometheus import running_prometheus
 from tests.support.raw_http import serving
-from tests.support.seaweedfs import running_seaweedfs
+from tests.support.seaweedfs import FRUGAL, running_seaweedfs
 from tests.support.small_disks import second_mount_at, small_disk_at
 
 VALUES = [bytes([number]) * 100_000 for number in range(35)]
@@ -421,7 +421,7 @@ async def test_clock_that_is_off_upload_that_hangs_and_credentials_that_end_are_
     tmp_path, logs, watch, monkeypatch
 ):
     """A real S3 server behind a proxy that spoils answers, and a metadata service with the server's keys."""
-    with running_seaweedfs(tmp_path / "seaweedfs") as server:
+    with running_seaweedfs(tmp_path / "seaweedfs", environment=FRUGAL) as server:
         server.create_bucket("alerts")
         service = CredentialService(lifetime_seconds=100, known_keys=(server.access_key, server.secret_key))
         async with fault_proxy(server.endpoint_url) as proxy, serving(service) as metadata_url:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.support.warm_start import WarmProcess
 
@@ -90,6 +90,7 @@ class Server:
         *,
         output: Path,
         start: Callable[..., subprocess.Popen[bytes] | WarmProcess] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """
         Describe a server; `launch` starts it.
@@ -99,10 +100,12 @@ class Server:
             output: The file to which standard output and standard error are appended.
             start: A function that starts the process, with arguments `stdout` and `stderr`. None runs
                 *command*.
+            environment: Variables that *command* gets in addition to those of this process.
         """
         self.command = list(command)
         self.output = output
         self._start = start or self._started
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | WarmProcess | None = None
 
     @property
@@ -128,6 +131,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
+            env=os.environ | self._environment,
             # In a session of its own the server gets no Ctrl-C. The tests stop it.
             start_new_session=True,
         )

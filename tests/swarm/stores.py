@@ -19,7 +19,7 @@ from tests.support.daemon import azure_properties, s3_properties
 from tests.support.fake_gcs import GcsBucket, running_fake_gcs
 from tests.support.gcs_metadata_server import running_metadata_server
 from tests.support.s3_bucket import S3Bucket
-from tests.support.seaweedfs import running_seaweedfs
+from tests.support.seaweedfs import FRUGAL, running_seaweedfs
 from tests.support.small_disks import ext4_disk_at
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SwarmStore:
 
 @contextmanager
 def _s3(directory: Path) -> Iterator[SwarmStore]:
-    with running_seaweedfs(directory) as store:
+    with running_seaweedfs(directory, environment=FRUGAL) as store:
         store.create_bucket(BUCKET)
         properties = s3_properties(store, bucket=BUCKET, prefix=PREFIX)
         with S3Bucket(store.endpoint_url, bucket=BUCKET, prefix=PREFIX) as objects:
