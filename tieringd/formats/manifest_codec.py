@@ -26,7 +26,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, starmap
 from operator import sub
 from typing import Any
@@ -84,8 +84,7 @@ FIRST_COLUMNS = tuple(name for name in COLUMNS if name not in _NEW_COLUMNS)
 def pack_body(head: Mapping[str, Any], table: SegmentTable) -> bytes:
     """Return a body; *head* holds the table's number of rows and its writers."""
     text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
-    columns = [table.column(name) for name in COLUMNS] + [table.writer_numbers]
-    body = b"".join([_LENGTH.pack(len(text)), text, *(_differences(column) for column in columns)])
+    body = b"".join([_LENGTH.pack(len(text)), text, *_packed_columns(table)])
     return zlib.compress(body, level=6)
 
 
@@ -129,6 +128,12 @@ def _inflate(packed: bytes) -> bytes:
     if not inflater.eof or inflater.unused_data:
         raise ValueError("the compressed body is cut short, too long, or followed by other bytes")
     return body
+
+
+def _packed_columns(table: SegmentTable) -> Iterator[bytes]:
+    if len(table):  # The manifests of ten thousand first claims have no segment.
+        yield from (_differences(table.column(name)) for name in COLUMNS)
+        yield _differences(table.writer_numbers)
 
 
 def _differences(column: Iterable[int]) -> bytes:
