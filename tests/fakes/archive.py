@@ -179,11 +179,12 @@ def archiver_of(
     metrics: Metrics | None = None,
     now_ms: Callable[[], int] | None = None,
     limits: UploadLimits | None = None,
+    first_claims: FirstClaims | None = None,
 ) -> Archiver:
     """
     Return an archiver of *writer*'s partition, with *leader_epoch* or the newest epoch of its log.
 
-    Without *now_ms* the archiver uses the archive's clock.
+    Without *now_ms* the archiver uses the archive's clock. *first_claims* is shared with others.
     """
     newest = writer.epochs[-1][0] if writer.epochs else 0
     return _archiver(
@@ -193,7 +194,7 @@ def archiver_of(
         metrics=metrics or Metrics(),
         clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
         limits=limits or UploadLimits(),
-        first_claims=FirstClaims(),
+        first_claims=first_claims or FirstClaims(),
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from tests.fakes.archive import Clock, archive_in, reconciler_of, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases
+from tieringd.archiving.archiver import Archiver
 from tieringd.broker.pins import PinDirectory
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
@@ -71,3 +73,16 @@ class Daemon:
 
     def status(self, writer: LogWriter, epoch: int = 0) -> PartitionStatus:
         return self.reconciler.statuses()[Leadership(writer.identified, epoch)]
+
+
+@contextmanager
+def stepped():
+    """Give the partitions whose archivers do a step, in order."""
+    partitions, step = [], Archiver.step
+
+    async def noting(self, seen, **options):
+        partitions.append(seen.log.partition.topic_partition.partition)
+        return await step(self, seen, **options)
+
+    with patch.object(Archiver, "step", noting):
+        yield partitions

@@ -324,12 +324,15 @@ class Archiver(LeadershipLogger):
         # Setting the clock back does not prolong the rest.
         return self._rests_since_ms <= self._clock() < self.rest_due_ms(seen)
 
-    async def step(self, seen: Observation) -> StepResult:
+    async def step(
+        self, seen: Observation, *, newest: Callable[[], Observation | None] = lambda: None
+    ) -> StepResult:
         """
         Upload and commit one batch of eligible segments, then trim, commit queued changes, and expire.
 
         A trim takes only durable segments. Where the disk needs room it comes before the uploads, which may
-        wait for hours. Queued changes and expiry wait for a step without a failed upload.
+        wait for hours. Queued changes and expiry wait for a step without a failed upload. A first claim waits
+        for its turn, and the step goes on with what *newest* returns then, if that is not None.
 
         Raises:
             FencedError: Another writer owns the partition now.
@@ -337,7 +340,7 @@ class Archiver(LeadershipLogger):
             CorruptDataError: The stored manifest is damaged.
         """
         try:
-            result = await self._step(seen)
+            result = await self._step(seen, newest)
         except TieringError as error:
             self._changes.fail(error)
             if self.last_manifest is not None and not isinstance(error, FencedError):
@@ -349,20 +352,17 @@ class Archiver(LeadershipLogger):
             self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))
         return result
 
-    async def _step(self, seen: Observation) -> StepResult:
+    async def _step(self, seen: Observation, newest: Callable[[], Observation | None]) -> StepResult:
         self._rests_on = None
-        self._holes.note(seen)
-        last = self.last_manifest
-        self.backlog_bytes = plan_uploads(
-            seen.uploadable,
-            seen.bounds,
-            next_offset=last.next_offset if last else None,
-            limits=self._limits,
-        ).pending_bytes
-        self._expect_deletion(seen)
+        self._note(seen)
         await self._claim.check_for_edits(seen.topic.retention_pace, now_ms=self._clock())
         if self._claim.held_manifest is None:
             async with self._first_claims.turn(closed_at_ns(seen.uploadable)):
+                # At a start the second round has seen more before most partitions have had their turn. On the
+                # older observation the step would leave work for another one.
+                if (later := newest()) is not None and later is not seen:
+                    seen = later
+                    self._note(seen)
                 stored = await self._current(seen)
         else:
             stored = await self._current(seen)
@@ -427,6 +427,18 @@ class Archiver(LeadershipLogger):
             fault=self.quarantine_fault,
             needs_another_scan=bool(plan.slices) and not plan_holds,
         )
+
+    def _note(self, seen: Observation) -> None:
+        """Note what an observation shows by itself, before the step asks the store for anything."""
+        self._holes.note(seen)
+        last = self.last_manifest
+        self.backlog_bytes = plan_uploads(
+            seen.uploadable,
+            seen.bounds,
+            next_offset=last.next_offset if last else None,
+            limits=self._limits,
+        ).pending_bytes
+        self._expect_deletion(seen)
 
     async def _trim_for_room(
         self, stored: StoredManifest, seen: Observation

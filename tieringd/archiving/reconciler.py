@@ -504,7 +504,9 @@ class Reconciler:
                 continue
             self._resting.wake(leadership)
             try:
-                running.status, _ = await self._drain(leadership, running.archiver, running.newest)
+                running.status, _ = await self._drain(
+                    leadership, running.archiver, running.newest, newest=lambda: running.newest
+                )
             except Exception as error:
                 topic = leadership.partition.topic
                 self._metrics.upload_failures.labels(topic, type(error).__name__).inc()
@@ -526,10 +528,15 @@ class Reconciler:
                 self.hint()
 
     async def _drain(
-        self, leadership: Leadership, archiver: Archiver, seen: Observation
+        self,
+        leadership: Leadership,
+        archiver: Archiver,
+        seen: Observation,
+        *,
+        newest: Callable[[], Observation | None] = lambda: None,
     ) -> tuple[PartitionStatus, bool]:
         """
-        Step on one observation until nothing is left in it.
+        Step until nothing is left in *seen*, or in what *newest* returns later, if that is not None.
 
         Returns the summed status, and whether another observation may bring more progress.
         """
@@ -538,8 +545,9 @@ class Reconciler:
         kind: PartitionFault | None = None
         try:
             while True:
+                seen = newest() or seen
                 try:
-                    result = await archiver.step(seen)
+                    result = await archiver.step(seen, newest=newest)
                 except ManifestEdited as edit:
                     # No fault of the store: the next step begins with what the job wrote.
                     log.info(

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.daemons import Daemon
+from tests.fakes.archive import archive_in, archiver_of, observed
+from tests.fakes.broker import FakeBroker
+from tests.fakes.daemons import Daemon, stepped
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import virtually
@@ -110,6 +112,42 @@ async def test_segment_that_waits_is_stored_before_idle_partitions_are_claimed(t
     manifests_before = [key for key in keys[: segment_at(keys)] if key.endswith("/manifest")]
     assert 0 < len(manifests_before) <= 4 * CLAIMS_AT_ONCE, len(keys)
     assert daemon.archived() == {str(writers[-1].name): [0]}
+
+
+@virtually
+async def test_step_goes_on_with_what_was_seen_while_its_claim_waited(tmp_path):
+    """A segment that is closed while the claim waits for its turn is stored by that step."""
+    writer = LogWriter(tmp_path)
+    writer.append(b"a")
+    claims = FirstClaims(at_once=1)
+    archive = archive_in(MemoryStore())
+    archiver = archiver_of(writer, archive, FakeBroker(writer), first_claims=claims)
+    newest = [observed(writer)]
+    async with claims.turn(0):
+        step = asyncio.create_task(archiver.step(newest[-1], newest=lambda: newest[-1]))
+        await asyncio.sleep(1)
+        writer.closed_segment()
+        newest.append(observed(writer))
+    assert (await step).uploaded == 1
+
+
+@virtually
+async def test_rounds_while_claims_wait_bring_no_other_step(tmp_path):
+    """
+    The second round of a start shows each partition in another way: its topic is on record by then.
+
+    Only claims that have begun before that leave a second step. None needs a third one.
+    """
+    partitions = 10 * CLAIMS_AT_ONCE
+    writers = [LogWriter(tmp_path, "orders", number) for number in range(partitions)]
+    for writer in writers:
+        writer.append(b"a")
+    daemon = Daemon(tmp_path, SlowStore(), writers)
+    with stepped() as steps:
+        async with daemon.running():
+            await daemon.round()
+    assert len(set(steps)) == partitions
+    assert partitions < len(steps) <= partitions + 4 * CLAIMS_AT_ONCE
 
 
 def segment_at(keys: list[str]) -> int:

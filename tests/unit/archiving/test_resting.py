@@ -5,39 +5,23 @@ from __future__ import annotations
 import asyncio
 import math
 import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in
 from tests.fakes.counted_calls import CountedCalls
-from tests.fakes.daemons import INTERVAL_SECONDS
+from tests.fakes.daemons import INTERVAL_SECONDS, stepped
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
 from tieringd.archiving.trimmer import DENIED_PAUSE_MS, DIFFERS_MS, PUT_OFF_MS
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_plan import UploadLimits
-
-
-@contextmanager
-def stepped():
-    """Give the partitions whose archivers do a step, in order."""
-    partitions, step = [], Archiver.step
-
-    async def noting(self, seen):
-        partitions.append(seen.log.partition.topic_partition.partition)
-        return await step(self, seen)
-
-    with patch.object(Archiver, "step", noting):
-        yield partitions
 
 
 async def settled(daemon):
