@@ -81,6 +81,8 @@ class UploadGate:
         self._limit = _ByteRate(pace.limit_bytes_per_second, now)
         self._timer: tuple[float, Timer] | None = None
         self._uploads_in_flight = 0
+        self._is_busy = False
+        """Whether `on_busy` was called since `on_quiet`. An upload may begin as the only other one ends."""
         self._braked_in_flight = 0
         self._bytes_in_flight = 0
         self.succeeded_uploads = 0
@@ -234,6 +236,7 @@ class UploadGate:
             if not self._line.requests:
                 # Not where all that waits is withdrawn, as for a trim: it asks again soon.
                 self._line.forget_turns()
+            self._is_busy = False
             self.on_quiet()
 
     def _admit(self, now: float) -> None:
@@ -273,7 +276,8 @@ class UploadGate:
         self._held_since = now
 
     def _begin(self, request: UploadRequest, now: float) -> None:
-        if not self._uploads_in_flight:
+        if not self._is_busy:
+            self._is_busy = True
             self.on_busy()
         is_new = request.urgency.is_new
         request.is_charged = not is_new and self._brake.charge(request.size_bytes, now)

@@ -30,7 +30,7 @@ begins until the machine's load without uploads was measured for a moment. The f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tieringd.model.partition import TopicIdPartition
 
@@ -90,11 +90,19 @@ class ContentionLimits:
     """Minimum time between two phases of listening."""
     growth: float = 0.15
     """Other load that has grown by this since the last judgement is listened to without a pause."""
+    rise_pause_seconds: float = 0.5
+    """
+    The pause after a phase of listening that heard other load grow by `growth`, but not to a bound.
+
+    A program that begins in the middle of the phase is heard in half of it. After a longer phase the pause is
+    as long as the phase.
+    """
     listening_cost: float = 0.05
     """The part of the time that listening may take: after a long phase the pause is longer."""
 
     def __post_init__(self) -> None:
         assert self.heard_seconds > 0, "a judgement needs some time"
+        assert self.rise_pause_seconds > 0, "a pause takes some time"
         assert 0 < self.listening_cost <= 1, "listening takes a part of the time"
 
 
@@ -112,6 +120,8 @@ class ContentionState:
     """No listening before this, unless other load has grown."""
     load: HostLoad | None = None
     """The first load measured after the last judgement; None while that is not known."""
+    heard: HostLoad | None = field(default=None, compare=False)
+    """The load that the last judgement rests on; None before the first one. No pace depends on it."""
     explained_cpu: float = 0.0
     """
     Others that take this part of the processors are known to leave room for uploads. More than this is news.
@@ -156,12 +166,13 @@ def judge(
     if others.seconds >= limits.heard_seconds:
         found = wanted_by(others, limits)
         explained = 0.0 if found else max(state.explained_cpu, others.cpu_of_others or 0.0)
-        ended = _ended(state, limits, now=now)
-        return replace(ended, contended_by=found, load=None, explained_cpu=explained)
+        pause = None if found or not _is_rising(state.heard, others, limits) else limits.rise_pause_seconds
+        ended = _ended(state, limits, now=now, pause_seconds=pause)
+        return replace(ended, contended_by=found, load=None, heard=others, explained_cpu=explained)
     if total.seconds >= limits.heard_seconds and not wanted_by(total, limits):
         # Uploads ran besides all other work, and the machine still has room.
         ended = _ended(state, limits, now=now)
-        return replace(ended, contended_by="", explained_cpu=total.cpu_of_others or 0.0)
+        return replace(ended, contended_by="", heard=total, explained_cpu=total.cpu_of_others or 0.0)
     if state.listening_since is not None:
         is_over = now >= state.listening_since + limits.listening_seconds_max or not is_catching_up
         return _given_up(state, limits, is_moving=is_moving, now=now) if is_over else state
@@ -213,16 +224,35 @@ def _have_come(state: ContentionState, load: HostLoad, limits: ContentionLimits)
     )
 
 
+def _is_rising(before: HostLoad | None, heard: HostLoad, limits: ContentionLimits) -> bool:
+    """Say whether others take more than before in a moment without uploads."""
+    if before is None:
+        before = HostLoad(0.0, io_waiting=0.0, memory_waiting=0.0, cpu_of_others=0.0)
+    return (
+        _has_grown(before.cpu_of_others, heard.cpu_of_others, limits)
+        or _has_grown(before.io_waiting, heard.io_waiting, limits)
+        or _has_grown(before.memory_waiting, heard.memory_waiting, limits)
+    )
+
+
 def _has_grown(was: float | None, now: float | None, limits: ContentionLimits) -> bool:
     return was is not None and now is not None and now >= was + limits.growth
 
 
-def _ended(state: ContentionState, limits: ContentionLimits, *, now: float) -> ContentionState:
-    """Return *state* without listening, with a pause in proportion to the last phase of listening."""
+def _ended(
+    state: ContentionState, limits: ContentionLimits, *, now: float, pause_seconds: float | None = None
+) -> ContentionState:
+    """
+    Return *state* without listening, with a pause in proportion to the last phase of listening.
+
+    *pause_seconds* makes it a short one, which is no shorter than that phase.
+    """
     if state.listening_since is None:
         return state
     spent = now - state.listening_since
     pause = max(limits.listening_pause_seconds, spent * (1 / limits.listening_cost - 1))
+    if pause_seconds is not None:
+        pause = max(pause_seconds, spent)
     return replace(state, listening_since=None, listen_at=now + pause)
 
 

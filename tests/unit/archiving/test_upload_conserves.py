@@ -36,6 +36,20 @@ class Backlog:
         self.upload_seconds = upload_seconds
         self.uploaded = 0
 
+    async def until_listening(self) -> None:
+        """Wait until uploads are kept from beginning, so that the load of others can be heard."""
+        is_listening = asyncio.Event()
+        set_pace = self._gate.set_pace
+
+        def noting(pace) -> None:
+            set_pace(pace)
+            if pace.is_listening:
+                is_listening.set()
+
+        self._gate.set_pace = noting
+        await is_listening.wait()
+        self._gate.set_pace = set_pace
+
     async def upload(self, number: int, urgency: Urgency) -> None:
         async with self._gate.upload(partition(number), SEGMENT, urgency):
             with self._host.uploading():
@@ -54,14 +68,20 @@ class Backlog:
 
 @asynccontextmanager
 async def draining(
-    host, metrics, *, limit: int | None = None, upload_seconds: float = UPLOAD_SECONDS, drains: bool = True
+    host,
+    metrics,
+    *,
+    limit: int | None = None,
+    upload_seconds: float = UPLOAD_SECONDS,
+    drains: bool = True,
+    slots: int = SLOTS,
 ):
     """Drain a backlog at the fewest shares, by a controller beside it."""
-    gate = gate_at(SLOTS)
+    gate = gate_at(slots)
     controller = UploadController(
         gate,
         control=ControllerLimits(),
-        pace=PaceLimits(max_uploads=SLOTS, bytes_per_second=limit),
+        pace=PaceLimits(max_uploads=slots, bytes_per_second=limit),
         free_bytes_at_start=10**15,
         backlog_bytes=lambda: 10**9,
         counters=host.counters,
@@ -102,6 +122,14 @@ async def test_an_idle_machine_carries_uploads_at_full_speed_at_the_fewest_share
     assert held_seconds(metrics, "cpu") == 0
 
 
+async def test_uploads_one_at_a_time_do_not_brake_themselves(metrics):
+    """The load of an upload is not heard as that of others, though no moment lies between two uploads."""
+    async with draining(FakeHost(uploads=1.0), metrics, slots=1) as backlog:
+        await asyncio.sleep(60)
+        assert backlog.uploaded >= 0.9 * SEGMENT / UPLOAD_SECONDS * 60
+    assert held_seconds(metrics, "cpu") == 0
+
+
 async def test_uploads_beside_others_get_their_shares(metrics):
     """A backlog gets a tenth of the machine if others want all of it, and its waiting is counted."""
     async with draining(FakeHost(others=1.0, uploads=1.0), metrics) as backlog:
@@ -138,6 +166,23 @@ async def test_others_that_come_meet_a_brake_within_seconds(metrics):
         before = backlog.uploaded
         await asyncio.sleep(30)
         assert backlog.uploaded - before <= SLOTS * SEGMENT / seconds * (3 * seconds + 0.15 * 24)
+
+
+@pytest.mark.parametrize("after_seconds", [0.02, 0.06, 0.1, 0.14, 0.18])
+@pytest.mark.parametrize("others", [1.0, 2.0])
+async def test_others_that_come_while_uploads_listen_meet_a_brake_within_seconds(
+    metrics, after_seconds, others
+):
+    """Uploads hear a part of their load, which leaves room by itself, and listen again soon."""
+    host = FakeHost(uploads=1.5)
+    async with draining(host, metrics) as backlog:
+        await asyncio.sleep(20)
+        await backlog.until_listening()
+        await asyncio.sleep(after_seconds)
+        host.set_others(others)
+        before = backlog.uploaded
+        await asyncio.sleep(10)
+        assert backlog.uploaded - before <= FULL_SPEED * (2 + 0.1 * 8)
 
 
 async def test_a_backlog_after_an_outage_meets_a_brake_within_seconds(metrics):

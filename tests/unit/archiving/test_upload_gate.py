@@ -332,6 +332,18 @@ async def test_the_gate_says_when_uploads_begin_and_end():
     assert said == [("busy", 0), ("quiet", 3)]
 
 
+async def test_a_slot_that_passes_to_the_next_upload_leaves_no_quiet_moment():
+    """An upload that begins in the moment in which the only other one ends finds the gate busy."""
+    uploader = Uploader(gate_at(1))
+    said = []
+    uploader.gate.on_busy = lambda: said.append(("busy", now()))
+    uploader.gate.on_quiet = lambda: said.append(("quiet", now()))
+    for number in (1, 2):
+        uploader.start(number, seconds=1)
+    await asyncio.gather(*uploader.tasks)
+    assert said == [("busy", 0), ("quiet", 2)]
+
+
 @pytest.mark.parametrize(
     ("pace", "by"),
     [

@@ -163,3 +163,28 @@ def test_limits_that_cannot_be_kept_are_refused():
     for arguments in ({"heard_seconds": 0}, {"listening_cost": 0}):
         with pytest.raises(AssertionError):
             ContentionLimits(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("before", "heard", "pause_seconds"),
+    [
+        pytest.param(None, 0.5, 0.5, id="others that are heard for the first time"),
+        pytest.param(0.1, 0.5, 0.5, id="others that have grown"),
+        pytest.param(0.5, 0.5, 5.0, id="others as before"),
+        pytest.param(0.9, 0.5, 5.0, id="fewer others"),
+        pytest.param(None, 0.1, 5.0, id="next to nothing"),
+    ],
+)
+def test_others_that_have_grown_are_listened_to_again_soon(before, heard, pause_seconds):
+    """They may have begun in the middle of what was heard, and leave no room by now."""
+    listening = ContentionState(
+        listening_since=99.9, heard=None if before is None else HostLoad(0.2, cpu_of_others=before)
+    )
+    found = after(listening, UNHEARD, HostLoad(0.2, cpu_busy=heard, cpu_of_others=heard))
+    assert (found.contended_by, found.listen_at) == ("", 100.0 + pause_seconds)
+
+
+def test_others_that_have_grown_in_a_long_phase_are_listened_to_after_as_long():
+    """Uploads that take long to end would otherwise stand still for most of the time."""
+    found = after(ContentionState(listening_since=96.0), UNHEARD, HostLoad(0.2, 0.5, cpu_of_others=0.5))
+    assert found.listen_at == 104.0
