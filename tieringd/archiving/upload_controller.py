@@ -17,7 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from tieringd.archiving.upload_gate import UploadGate
-from tieringd.broker.host_load import HostCounters, load_between, sum_of
+from tieringd.broker.host_load import HostCounters, growth_between, load_between, load_of, sum_of
 from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import (
     ContentionLimits,
@@ -49,7 +49,8 @@ class LoadWatch:
         self._counters = counters
         self._last_sample = self._quiet_since = counters()
         self._is_uploading = False
-        self._others: list[HostLoad] = []
+        self._others: list[HostCounters] = []
+        """What the counters have grown in the moments without uploads."""
 
     def uploads_begin(self) -> None:
         """Note that the first upload begins."""
@@ -69,16 +70,16 @@ class LoadWatch:
         total, self._last_sample = load_between(self._last_sample, reading), reading
         if not self._is_uploading:
             self._note_quiet(reading)
-        return total, sum_of(self._others)
+        return total, load_of(sum_of(self._others))
 
     def forget_others(self) -> None:
         """Discard the load measured in the moments without uploads."""
         self._others.clear()
 
     def _note_quiet(self, reading: HostCounters) -> None:
-        load, self._quiet_since = load_between(self._quiet_since, reading), reading
-        if 0 < load.seconds <= _RECENT_SECONDS:
-            self._others = [sum_of((*self._others, load))]
+        growth, self._quiet_since = growth_between(self._quiet_since, reading), reading
+        if 0 < growth.at <= _RECENT_SECONDS:
+            self._others = [sum_of((*self._others, growth))]
 
 
 class UploadController:

@@ -80,51 +80,64 @@ class HostLoadReader:
         return None
 
 
-def load_between(earlier: HostCounters, later: HostCounters) -> HostLoad:
-    """Return the load of the machine between two readings."""
-    seconds = later.at - earlier.at
+def growth_between(earlier: HostCounters, later: HostCounters) -> HostCounters:
+    """Return by how much each counter has grown; `at` holds the seconds between the two readings."""
+    return HostCounters(
+        max(0.0, later.at - earlier.at),
+        _difference(earlier.cpu_seconds, later.cpu_seconds),
+        _difference(earlier.cpu_idle_seconds, later.cpu_idle_seconds),
+        _difference(earlier.cpu_waited, later.cpu_waited),
+        _difference(earlier.io_waited, later.io_waited),
+        _difference(earlier.memory_waited, later.memory_waited),
+        max(0.0, later.own_cpu_seconds - earlier.own_cpu_seconds),
+    )
+
+
+def sum_of(growths: Sequence[HostCounters]) -> HostCounters:
+    """
+    Return what the counters have grown in several intervals together.
+
+    A counter unknown in one of them is unknown. The kernel counts processors' time in ticks of 10 ms, so an
+    interval may have none: it says nothing by itself, and adds its part to the others.
+    """
+
+    def together(counter: Callable[[HostCounters], float | None]) -> float | None:
+        known = [value for one in growths if (value := counter(one)) is not None]
+        return sum(known) if known and len(known) == len(growths) else None
+
+    return HostCounters(
+        sum(one.at for one in growths),
+        together(lambda one: one.cpu_seconds),
+        together(lambda one: one.cpu_idle_seconds),
+        together(lambda one: one.cpu_waited),
+        together(lambda one: one.io_waited),
+        together(lambda one: one.memory_waited),
+        sum(one.own_cpu_seconds for one in growths),
+    )
+
+
+def load_of(growth: HostCounters) -> HostLoad:
+    """Return the load of the machine in the intervals in which its counters have grown by *growth*."""
+    seconds, total, idle = growth.at, growth.cpu_seconds, growth.cpu_idle_seconds
     if seconds <= 0:
         return HostLoad(0.0)
-    total = _difference(earlier.cpu_seconds, later.cpu_seconds)
-    idle = _difference(earlier.cpu_idle_seconds, later.cpu_idle_seconds)
     busy = of_others = None
     if total and idle is not None:
         busy = max(0.0, 1 - idle / total)
-        of_others = max(0.0, busy - (later.own_cpu_seconds - earlier.own_cpu_seconds) / total)
+        of_others = max(0.0, busy - growth.own_cpu_seconds / total)
     return HostLoad(
         seconds,
         busy,
-        _part(_difference(earlier.cpu_waited, later.cpu_waited), seconds),
-        _part(_difference(earlier.io_waited, later.io_waited), seconds),
-        _part(_difference(earlier.memory_waited, later.memory_waited), seconds),
+        _part(growth.cpu_waited, seconds),
+        _part(growth.io_waited, seconds),
+        _part(growth.memory_waited, seconds),
         of_others,
     )
 
 
-def sum_of(loads: Sequence[HostLoad]) -> HostLoad:
-    """
-    Return the mean load over all of *loads*, weighted by time.
-
-    A part unknown in one of them is unknown.
-    """
-    seconds = sum(one.seconds for one in loads)
-    if not seconds:
-        return HostLoad(0.0)
-
-    def mean(part: Callable[[HostLoad], float | None]) -> float | None:
-        weighted = [(value, one.seconds) for one in loads if (value := part(one)) is not None]
-        if len(weighted) < len(loads):
-            return None
-        return sum(value * weight for value, weight in weighted) / seconds
-
-    return HostLoad(
-        seconds,
-        mean(lambda one: one.cpu_busy),
-        mean(lambda one: one.cpu_waiting),
-        mean(lambda one: one.io_waiting),
-        mean(lambda one: one.memory_waiting),
-        mean(lambda one: one.cpu_of_others),
-    )
+def load_between(earlier: HostCounters, later: HostCounters) -> HostLoad:
+    """Return the load of the machine between two readings."""
+    return load_of(growth_between(earlier, later))
 
 
 def _difference(earlier: float | None, later: float | None) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tieringd.broker.host_load import HostCounters, HostLoadReader, load_between, sum_of
+from tieringd.broker.host_load import HostCounters, HostLoadReader, load_between, load_of, sum_of
 from tieringd.policies.upload_control import HostLoad
 
 
@@ -96,8 +96,19 @@ def test_counters_that_stand_or_go_back_make_no_nonsense(later, expected):
     assert load_between(HostCounters(5.0, 9.0, 5.0), later) == expected
 
 
-def test_loads_add_up_by_their_time():
-    """Longer moments weigh more; what is missing in one is missing in the sum."""
-    assert sum_of(()) == HostLoad(0.0)
-    found = sum_of((HostLoad(1.0, 0.2, 0.4), HostLoad(3.0, 0.6, None)))
-    assert found == HostLoad(4.0, pytest.approx(0.5))
+def test_intervals_add_up():
+    """What is unknown in one of them is unknown together."""
+    assert load_of(sum_of(())) == HostLoad(0.0)
+    one = HostCounters(1.0, 2.0, 1.6, 0.4, 0.1, own_cpu_seconds=0.2)
+    other = HostCounters(3.0, 6.0, 2.4, None, 0.3, own_cpu_seconds=0.4)
+    assert load_of(sum_of((one, other))) == HostLoad(
+        4.0, pytest.approx(0.5), io_waiting=pytest.approx(0.1), cpu_of_others=pytest.approx(0.425)
+    )
+
+
+def test_interval_between_two_ticks_hides_no_load():
+    """Uploads end and begin within 10 ms, and the kernel counts no processor's time in between."""
+    busy = HostCounters(0.2, 0.4, 0.0, own_cpu_seconds=0.0)
+    between_ticks = HostCounters(0.004, 0.0, 0.0)
+    assert load_of(between_ticks).cpu_busy is None
+    assert load_of(sum_of((busy, between_ticks))).cpu_busy == 1.0
