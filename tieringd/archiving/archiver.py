@@ -241,6 +241,11 @@ class Archiver(LeadershipLogger):
         return self._quarantine.fault
 
     @property
+    def is_in_queue(self) -> bool:
+        """Say whether the step under way waits in the upload queue, which may take hours."""
+        return self._uploader.is_waiting
+
+    @property
     def trim_obstacle(self) -> TrimObstacle | None:
         """Return why the local log, or the end of it, is not trimmed at present; None if it may be."""
         because = self._quarantine.fault or self._lineage_wait

@@ -81,6 +81,18 @@ class _Running:
     newest: Observation | None = None
     arrived: WakeUp = field(default_factory=WakeUp)
     status: PartitionStatus = field(default_factory=PartitionStatus)
+    """The status after the last step."""
+
+    @property
+    def status_now(self) -> PartitionStatus:
+        """
+        Return the last status; a fault of the store is over while the next step waits in the upload queue.
+
+        A backlog after an outage is there for hours. The steps that have left the queue tell of the store.
+        """
+        if self.status.is_store_fault and self.archiver.is_in_queue:
+            return replace(self.status, fault="", fault_kind=None, is_store_fault=False)
+        return self.status
 
     def end(self, _: asyncio.Task[None]) -> None:
         """Close the archiver when its task is over, even if the task was cancelled before it began."""
@@ -171,7 +183,7 @@ class Reconciler:
 
         The same reasons are there at all times, for metrics.
         """
-        upkeep, statuses = self._upkeep, (running.status for running in self._running.copy().values())
+        upkeep, statuses = self._upkeep, (running.status_now for running in self._running.copy().values())
         unready = next((status.fault for status in statuses if status.is_store_fault), "")
         starting = ""
         if self.rounds == 0:
@@ -293,7 +305,7 @@ class Reconciler:
     def statuses(self) -> dict[Leadership, PartitionStatus]:
         """Return the status of each archiver, including the fenced ones."""
         # A scrape reads this in another thread, so the dictionaries are copied before they are walked.
-        found = {leadership: running.status for leadership, running in self._running.copy().items()}
+        found = {leadership: running.status_now for leadership, running in self._running.copy().items()}
         found.update(
             {
                 one: PartitionStatus(fault=why, fault_kind=PartitionFault.OTHER)

@@ -134,6 +134,11 @@ class Uploader:
         """Say whether a recent round has seen this broker as the partition's leader."""
         return asyncio.get_running_loop().time() <= self._confirmation.until
 
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether uploads wait in the gate's queue."""
+        return bool(self._waiting)
+
     def withdraw_waiting(self) -> None:
         """
         Take the uploads that have not begun out of the gate's queue: `upload` ends without them.

@@ -13,6 +13,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.daemons import Daemon
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.store import AwayStore
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.claim import OFFER_SECONDS, ended
 from tieringd.errors import BucketNotFound, RetryableError, StorageDenied, StorageUnavailable
@@ -90,6 +91,38 @@ async def test_figures_of_a_partition_go_on_while_its_step_waits_in_the_queue(tm
                 assert daemon.value("tieringd_seconds_to_loss", **labels) == pytest.approx(
                     7200 - minutes * 60, abs=1
                 )
+
+
+@virtually
+async def test_outage_that_is_over_is_no_fault_of_what_waits_in_the_queue(tmp_path, writers):
+    """
+    After an outage a backlog waits in the queue for hours. The daemon is ready, for the store is back.
+
+    A step that fails at the store again is a fault again.
+    """
+    store = AwayStore()
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        store.is_away = True
+        for writer in writers:
+            for _ in range(8):
+                writer.closed_segment()
+        await daemon.round()
+        assert daemon.reconciler.faults()["store"] == 3
+        assert "store" in daemon.reconciler.fault
+        store.is_away = False
+        limit_uploads(daemon.archive)
+        await daemon.round()
+        await daemon.round()
+        assert daemon.archive.gate.waiting_uploads
+        assert daemon.reconciler.faults()["store"] == 0
+        assert daemon.reconciler.fault == ""
+        assert {status.fault for status in daemon.reconciler.statuses().values()} == {""}
+        store.is_away = True
+        daemon.archive.gate.set_pace(FULL_PACE)
+        await daemon.round()
+        assert daemon.reconciler.faults()["store"] == 3
 
 
 @virtually
