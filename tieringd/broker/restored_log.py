@@ -407,7 +407,12 @@ class RestoredLog:
         try:
             known = parse_offset_checkpoint(path.read_bytes()) if path.is_file() else {}
         except CorruptDataError as error:
-            raise error.located(str(path)) from error
+            raise CorruptDataError(
+                error.message,
+                source=str(path),
+                hint="A broker starts without this file where it cannot read it: move the file away, and run "
+                "this again",
+            ) from error
         noted = {one: each for one, each in known.items() if one != self._partition}
         if offset is not None:
             noted[self._partition] = max(offset, known.get(self._partition, 0)) if is_least else offset
