@@ -96,7 +96,7 @@ async def test_figures_of_a_partition_go_on_while_its_step_waits_in_the_queue(tm
 @virtually
 async def test_outage_that_is_over_is_no_fault_of_what_waits_in_the_queue(tmp_path, writers):
     """
-    After an outage a backlog waits in the queue for hours. The daemon is ready, for the store is back.
+    A backlog waits in the queue for hours after an outage. The daemon is ready, for the store is back.
 
     A step that fails at the store again is a fault again.
     """
