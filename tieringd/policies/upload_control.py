@@ -95,7 +95,7 @@ class ContentionLimits:
     The pause after a phase of listening that heard other load grow by `growth`, but not to a bound.
 
     A program that begins in the middle of the phase is heard in half of it. After a longer phase the pause is
-    as long as the phase.
+    as long as the phase. The phase after a short pause is followed by a long one.
     """
     listening_cost: float = 0.05
     """The part of the time that listening may take: after a long phase the pause is longer."""
@@ -122,6 +122,8 @@ class ContentionState:
     """The first load measured after the last judgement; None while that is not known."""
     heard: HostLoad | None = field(default=None, compare=False)
     """The load that the last judgement rests on; None before the first one. No pace depends on it."""
+    rise_at: float = field(default=0.0, compare=False)
+    """No short pause for other load that has grown before this. No pace depends on it."""
     explained_cpu: float = 0.0
     """
     Others that take this part of the processors are known to leave room for uploads. More than this is news.
@@ -166,8 +168,8 @@ def judge(
     if others.seconds >= limits.heard_seconds:
         found = wanted_by(others, limits)
         explained = 0.0 if found else max(state.explained_cpu, others.cpu_of_others or 0.0)
-        pause = None if found or not _is_rising(state.heard, others, limits) else limits.rise_pause_seconds
-        ended = _ended(state, limits, now=now, pause_seconds=pause)
+        is_short = not found and now >= state.rise_at and _is_rising(state.heard, others, limits)
+        ended = _ended(state, limits, now=now, pause_seconds=limits.rise_pause_seconds if is_short else None)
         return replace(ended, contended_by=found, load=None, heard=others, explained_cpu=explained)
     if total.seconds >= limits.heard_seconds and not wanted_by(total, limits):
         # Uploads ran besides all other work, and the machine still has room.
@@ -245,14 +247,16 @@ def _ended(
     """
     Return *state* without listening, with a pause in proportion to the last phase of listening.
 
-    *pause_seconds* makes it a short one, which is no shorter than that phase.
+    *pause_seconds* makes it a short one, which is no shorter than that phase. The next short one comes only
+    after the time of the long one: load that goes up and down would let uploads stand still again and again.
     """
     if state.listening_since is None:
         return state
     spent = now - state.listening_since
     pause = max(limits.listening_pause_seconds, spent * (1 / limits.listening_cost - 1))
     if pause_seconds is not None:
-        pause = max(pause_seconds, spent)
+        listen_at = now + max(pause_seconds, spent)
+        return replace(state, listening_since=None, listen_at=listen_at, rise_at=listen_at + pause)
     return replace(state, listening_since=None, listen_at=now + pause)
 
 

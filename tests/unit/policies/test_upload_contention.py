@@ -188,3 +188,17 @@ def test_others_that_have_grown_in_a_long_phase_are_listened_to_after_as_long():
     """Uploads that take long to end would otherwise stand still for most of the time."""
     found = after(ContentionState(listening_since=96.0), UNHEARD, HostLoad(0.2, 0.5, cpu_of_others=0.5))
     assert found.listen_at == 104.0
+
+
+def test_others_that_go_up_and_down_get_one_short_pause_in_the_time_of_a_long_one():
+    """Each quiet moment may hear more than the last one; uploads would stand still for half of the time."""
+    low, high = (HostLoad(0.2, cpu_busy=part, cpu_of_others=part) for part in (0.1, 0.5))
+    state, now, listened, busy = ContentionState(), 100.0, 0.0, HostLoad(0.5, cpu_busy=1.0)
+    while now < 1100:
+        state = after(state, busy, UNHEARD, now)
+        if state.is_listening:
+            state, now, listened = after(state, busy, high, now + 4), now + 4, listened + 4
+            assert not state.is_listening
+        state = after(state, low, UNHEARD, now + 0.5)
+        now = max(now + 0.5, state.listen_at)
+    assert listened <= 2 * LIMITS.listening_cost * 1000 * 1.2
