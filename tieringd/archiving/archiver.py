@@ -138,8 +138,10 @@ class Archiver(LeadershipLogger):
         "_rests_on",
         "_rests_since_ms",
         "_rests_until_ms",
+        "_remote_log",
         "_retention",
         "_spiller",
+        "_stored_at_failure",
         "_trimmer",
         "_upload_times",
         "_uploader",
@@ -174,6 +176,9 @@ class Archiver(LeadershipLogger):
         self._layout = layout
         self._partition = leadership.partition
         self._metrics = metrics
+        self._remote_log = remote_log
+        self._stored_at_failure = 0
+        """`RemoteLog.stored_segments` when the last step failed."""
         self._limits = limits
         self._clock = clock
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known, is_new=is_new)
@@ -241,9 +246,13 @@ class Archiver(LeadershipLogger):
         return self._quarantine.fault
 
     @property
-    def is_in_queue(self) -> bool:
-        """Say whether the step under way waits in the upload queue, which may take hours."""
-        return self._uploader.is_waiting
+    def waits_for_a_store_that_takes(self) -> bool:
+        """
+        Say whether the step under way waits in the upload queue, as for hours, while the store is well.
+
+        It has taken a segment since the last step failed. A store that refuses segments may answer all else.
+        """
+        return self._uploader.is_waiting and self._remote_log.stored_segments > self._stored_at_failure
 
     @property
     def trim_obstacle(self) -> TrimObstacle | None:
@@ -347,6 +356,7 @@ class Archiver(LeadershipLogger):
         try:
             result = await self._step(seen, newest)
         except TieringError as error:
+            self._stored_at_failure = self._remote_log.stored_segments
             self._changes.fail(error)
             if self.last_manifest is not None and not isinstance(error, FencedError):
                 # The backlog grows in an outage, and alerts rest on its figures. A step may fail as early as

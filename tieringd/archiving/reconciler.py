@@ -72,6 +72,10 @@ _HINTS_IN_A_ROW = 3
 """Rounds that changes of topic manifests bring forward, until a round without a change."""
 
 
+def _without_fault(status: PartitionStatus) -> PartitionStatus:
+    return replace(status, fault="", fault_kind=None, is_store_fault=False)
+
+
 @dataclass(slots=True)
 class _Running:
     """An archiver with its task and its mailbox of one: a newer observation replaces an unread one."""
@@ -88,11 +92,15 @@ class _Running:
         """
         Return the last status; a fault of the store is over while the next step waits in the upload queue.
 
-        A backlog after an outage is there for hours. The steps that have left the queue tell of the store.
+        A backlog after an outage is there for hours. The store has taken segments of others by then.
         """
-        if self.status.is_store_fault and self.archiver.is_in_queue:
-            return replace(self.status, fault="", fault_kind=None, is_store_fault=False)
-        return self.status
+        waits = self.status.is_store_fault and self.archiver.waits_for_a_store_that_takes
+        return _without_fault(self.status) if waits else self.status
+
+    def note_stored(self) -> None:
+        """Note that the store has taken a segment: more steps on the same observation may take hours."""
+        if self.status.is_store_fault:
+            self.status = _without_fault(self.status)
 
     def end(self, _: asyncio.Task[None]) -> None:
         """Close the archiver when its task is over, even if the task was cancelled before it began."""
@@ -517,7 +525,11 @@ class Reconciler:
             self._resting.wake(leadership)
             try:
                 running.status, _ = await self._drain(
-                    leadership, running.archiver, running.newest, newest=lambda: running.newest
+                    leadership,
+                    running.archiver,
+                    running.newest,
+                    newest=lambda: running.newest,
+                    on_stored=running.note_stored,
                 )
             except Exception as error:
                 topic = leadership.partition.topic
@@ -546,11 +558,12 @@ class Reconciler:
         seen: Observation,
         *,
         newest: Callable[[], Observation | None] = lambda: None,
+        on_stored: Callable[[], None] = lambda: None,
     ) -> tuple[PartitionStatus, bool]:
         """
         Step until nothing is left in *seen*, or in what *newest* returns later, if that is not None.
 
-        Returns the summed status, and whether another observation may bring more progress.
+        *on_stored* is called after each step that has uploaded. Returns the summed status, and whether another observation may bring more progress.
         """
         uploaded = trimmed = pending = gaps = 0
         fault, waits_because, is_store_fault, needs_another_scan = "", "", False, False
@@ -571,6 +584,8 @@ class Reconciler:
                 waits_because = result.waits_because
                 kind = PartitionFault.CORRUPT if fault else None
                 needs_another_scan = result.needs_another_scan
+                if result.uploaded:
+                    on_stored()
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:

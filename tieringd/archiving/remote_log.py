@@ -159,6 +159,11 @@ class RemoteLog:
             store, writer_id=writer_id, now_ms=now_ms, wall_ms=wall_ms, gate=gate, layout=layout
         )
 
+    @property
+    def stored_segments(self) -> int:
+        """Return how many segments of all partitions the store has taken since this process began."""
+        return self._copier.stored_segments
+
     async def copy_segment(self, request: CopyRequest) -> CopiedSegment | None:
         """
         Check every batch of a slice, and store its data and index objects.

@@ -129,6 +129,11 @@ class SegmentCopier:
         self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
         self._under_way: set[asyncio.Task[object]] = set()
 
+    @property
+    def stored_segments(self) -> int:
+        """See `RemoteLog.stored_segments`."""
+        return self._gate.succeeded_uploads
+
     async def copy(self, request: CopyRequest) -> CopiedSegment | None:
         """See `RemoteLog.copy_segment`."""
         task = asyncio.current_task()

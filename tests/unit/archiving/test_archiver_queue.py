@@ -125,6 +125,63 @@ async def test_outage_that_is_over_is_no_fault_of_what_waits_in_the_queue(tmp_pa
         assert daemon.reconciler.faults()["store"] == 3
 
 
+class SlowStore(AwayStore):
+    """Takes a while for each segment, and may refuse them while it answers all else, as a full one does."""
+
+    takes_segments = True
+
+    async def put(self, key, body, **options):
+        if key.endswith(".log"):
+            if not self.takes_segments:
+                raise StorageDenied("put: the bucket takes no more")
+            await asyncio.sleep(15)
+        return await super().put(key, body, **options)
+
+
+@virtually
+async def test_outage_that_is_over_is_no_fault_of_what_is_uploaded_for_hours(tmp_path, writers):
+    """One step follows another on the same observation, and a busy partition has always more to upload."""
+    store = SlowStore()
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        store.is_away = True
+        for writer in writers[1:]:
+            for _ in range(100):
+                writer.closed_segment()
+        writers[0].closed_segment()
+        await daemon.round()
+        assert daemon.reconciler.faults()["store"] == 3
+        store.is_away = False
+        for number in range(40):
+            writers[0].closed_segment()
+            await daemon.round()
+            assert number < 8 or not daemon.reconciler.fault
+        assert all(bases(store, writer) != writer.bases[:-1] for writer in writers)
+        assert daemon.reconciler.faults()["store"] == 0
+
+
+@virtually
+async def test_store_that_refuses_segments_is_a_fault_while_they_wait_in_the_queue(tmp_path, writers):
+    """Under a limit each refused segment takes its part of it, and the next ones wait nearly all the time."""
+    store = SlowStore()
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        store.takes_segments = False
+        for writer in writers:
+            for _ in range(8):
+                writer.closed_segment()
+        limit_uploads(daemon.archive)
+        for _ in range(120):
+            await daemon.round()
+        for _ in range(120):
+            await daemon.round()
+            assert daemon.archive.gate.waiting_uploads
+            assert daemon.reconciler.faults()["store"] == 3
+            assert "takes no more" in daemon.reconciler.fault
+
+
 @virtually
 async def test_trim_that_was_asked_for_comes_before_the_queue(writer, archive, archiver, broker):
     """A step that knows of a full disk trims before it waits for an upload."""
