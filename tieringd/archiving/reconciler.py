@@ -561,9 +561,11 @@ class Reconciler:
         on_stored: Callable[[], None] = lambda: None,
     ) -> tuple[PartitionStatus, bool]:
         """
-        Step until nothing is left in *seen*, or in what *newest* returns later, if that is not None.
+        Step until nothing is left in *seen*, or until *newest* returns another observation.
 
-        *on_stored* is called after each step that has uploaded. Returns the summed status, and whether another observation may bring more progress.
+        *on_stored* is called after each step that has uploaded.
+
+        Returns the summed status, and whether another observation may bring more progress.
         """
         uploaded = trimmed = pending = gaps = 0
         fault, waits_because, is_store_fault, needs_another_scan = "", "", False, False
@@ -586,7 +588,8 @@ class Reconciler:
                 needs_another_scan = result.needs_another_scan
                 if result.uploaded:
                     on_stored()
-                if not result.made_progress or self._stopping:
+                # What was seen meanwhile is for the next call: a busy partition shows its status before that.
+                if not result.made_progress or self._stopping or (newest() or seen) is not seen:
                     break
         except FencedError as error:
             fault = self._fenced[leadership] = str(error)

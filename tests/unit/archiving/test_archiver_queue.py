@@ -183,6 +183,19 @@ async def test_store_that_refuses_segments_is_a_fault_while_they_wait_in_the_que
 
 
 @virtually
+async def test_status_of_a_busy_partition_goes_on(tmp_path, writers):
+    """A segment that is closed during each upload gives one step after another, and no rest."""
+    daemon = Daemon(tmp_path, SlowStore(), writers)
+    async with daemon.running():
+        await daemon.round()
+        for _ in range(30):
+            writers[0].closed_segment()
+            await daemon.round()
+        first_wait = f"segment {writers[0].bases[1]} is active"
+        assert daemon.status(writers[0]).waits_because not in ("", first_wait)
+
+
+@virtually
 async def test_trim_that_was_asked_for_comes_before_the_queue(writer, archive, archiver, broker):
     """A step that knows of a full disk trims before it waits for an upload."""
     writer.closed_segment()
