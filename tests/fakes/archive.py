@@ -180,11 +180,13 @@ def archiver_of(
     now_ms: Callable[[], int] | None = None,
     limits: UploadLimits | None = None,
     first_claims: FirstClaims | None = None,
+    known: StoredManifest | None = None,
 ) -> Archiver:
     """
     Return an archiver of *writer*'s partition, with *leader_epoch* or the newest epoch of its log.
 
     Without *now_ms* the archiver uses the archive's clock. *first_claims* is shared with others.
+    *known* is what the daemon has read as a follower.
     """
     newest = writer.epochs[-1][0] if writer.epochs else 0
     return _archiver(
@@ -195,6 +197,7 @@ def archiver_of(
         clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
         limits=limits or UploadLimits(),
         first_claims=first_claims or FirstClaims(),
+        known=known,
     )
 
 

@@ -361,7 +361,7 @@ class Archiver(LeadershipLogger):
             if self.last_manifest is not None and not isinstance(error, FencedError):
                 # The backlog grows in an outage, and alerts rest on its figures. A step may fail as early as
                 # the reading of the manifest.
-                self._publish(self.last_manifest, seen)
+                self._publish(self.last_manifest, newest() or seen)
             raise
         if result.waits_for_lineage:
             self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))

@@ -163,7 +163,7 @@ async def test_outage_that_is_over_is_no_fault_of_what_is_uploaded_for_hours(tmp
 
 @virtually
 async def test_store_that_refuses_segments_is_a_fault_while_they_wait_in_the_queue(tmp_path, writers):
-    """Under a limit each refused segment takes its part of it, and the next ones wait nearly all the time."""
+    """Each refused segment takes its part of a limit, and the next ones wait nearly all the time."""
     store = SlowStore()
     daemon = Daemon(tmp_path, store, writers)
     async with daemon.running():

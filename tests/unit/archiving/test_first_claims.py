@@ -12,8 +12,10 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.daemons import Daemon, stepped
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
+from tests.fakes.store import AwayStore
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.first_claims import CLAIMS_AT_ONCE, FirstClaims, closed_at_ns
+from tieringd.errors import StorageUnavailable
 
 
 class Claims:
@@ -129,6 +131,27 @@ async def test_step_goes_on_with_what_was_seen_while_its_claim_waited(tmp_path):
         writer.closed_segment()
         newest.append(observed(writer))
     assert (await step).uploaded == 1
+
+
+@virtually
+async def test_figures_after_a_claim_that_fails_are_of_what_was_seen_while_it_waited(tmp_path):
+    """A wait may take hours in an outage, and alerts rest on the backlog of a partition that was followed."""
+    writer, store = LogWriter(tmp_path), AwayStore()
+    archive, broker = archive_in(store), FakeBroker(writer)
+    writer.closed_segment()
+    await archiver_of(writer, archive, broker).step(observed(writer))
+    claims, known = FirstClaims(at_once=1), await archive.manifests.load(writer.identified)
+    archiver = archiver_of(writer, archive, broker, first_claims=claims, known=known)
+    newest = [observed(writer)]
+    async with claims.turn(0):
+        step = asyncio.create_task(archiver.step(newest[-1], newest=lambda: newest[-1]))
+        await asyncio.sleep(1)
+        writer.closed_segment()
+        newest.append(observed(writer))
+        store.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await step
+    assert archiver.backlog_bytes > 0
 
 
 @virtually
