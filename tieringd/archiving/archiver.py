@@ -177,8 +177,11 @@ class Archiver(LeadershipLogger):
         self._partition = leadership.partition
         self._metrics = metrics
         self._remote_log = remote_log
-        self._stored_at_failure = 0
-        """`RemoteLog.stored_segments` when the last step failed."""
+        self._stored_at_failure = 0.0
+        """
+        `RemoteLog.stored_segments` when the last step failed; infinity after a refusal, which may be of this
+        partition alone.
+        """
         self._limits = limits
         self._clock = clock
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known, is_new=is_new)
@@ -250,7 +253,8 @@ class Archiver(LeadershipLogger):
         """
         Say whether the step under way waits in the upload queue, as for hours, while the store is well.
 
-        It has taken a segment since the last step failed. A store that refuses segments may answer all else.
+        It has taken a segment since the last step failed by an outage. A store that refuses segments may
+        answer all else.
         """
         return self._uploader.is_waiting and self._remote_log.stored_segments > self._stored_at_failure
 
@@ -356,7 +360,8 @@ class Archiver(LeadershipLogger):
         try:
             result = await self._step(seen, newest)
         except TieringError as error:
-            self._stored_at_failure = self._remote_log.stored_segments
+            is_outage = isinstance(error, StorageUnavailable)
+            self._stored_at_failure = self._remote_log.stored_segments if is_outage else math.inf
             self._changes.fail(error)
             if self.last_manifest is not None and not isinstance(error, FencedError):
                 # The backlog grows in an outage, and alerts rest on its figures. A step may fail as early as

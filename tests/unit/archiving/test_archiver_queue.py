@@ -128,11 +128,12 @@ async def test_outage_that_is_over_is_no_fault_of_what_waits_in_the_queue(tmp_pa
 class SlowStore(AwayStore):
     """Takes a while for each segment, and may refuse them while it answers all else, as a full one does."""
 
-    takes_segments = True
+    refused = ""
+    """Segments whose keys have this are refused."""
 
     async def put(self, key, body, **options):
         if key.endswith(".log"):
-            if not self.takes_segments:
+            if self.refused and self.refused in key:
                 raise StorageDenied("put: the bucket takes no more")
             await asyncio.sleep(15)
         return await super().put(key, body, **options)
@@ -168,7 +169,7 @@ async def test_store_that_refuses_segments_is_a_fault_while_they_wait_in_the_que
     daemon = Daemon(tmp_path, store, writers)
     async with daemon.running():
         await daemon.round()
-        store.takes_segments = False
+        store.refused = "/"
         for writer in writers:
             for _ in range(8):
                 writer.closed_segment()
@@ -180,6 +181,25 @@ async def test_store_that_refuses_segments_is_a_fault_while_they_wait_in_the_que
             assert daemon.archive.gate.waiting_uploads
             assert daemon.reconciler.faults()["store"] == 3
             assert "takes no more" in daemon.reconciler.fault
+
+
+@virtually
+async def test_refusal_of_one_partition_is_a_fault_while_its_segments_wait_in_the_queue(tmp_path, writers):
+    """What the store takes of other partitions says nothing of it."""
+    store = SlowStore()
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        store.refused = "/0_"
+        daemon.archive.gate.set_pace(UploadPace(4, None, limit_bytes_per_second=3))
+        for number in range(240):
+            if number % 6 == 0:
+                for writer in writers:
+                    writer.closed_segment()
+            await daemon.round()
+            assert number < 60 or daemon.reconciler.faults()["store"] == 1
+        daemon.archive.gate.set_pace(FULL_PACE)
+        assert daemon.archived()
 
 
 @virtually
