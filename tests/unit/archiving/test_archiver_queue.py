@@ -216,6 +216,29 @@ async def test_status_of_a_busy_partition_goes_on(tmp_path, writers):
 
 
 @virtually
+async def test_outage_shows_while_what_failed_in_it_waits_in_the_queue_too(tmp_path, writers):
+    """The first uploads leave the queue and fail, and all others wait there, for hours."""
+    store = AwayStore()
+    daemon = Daemon(tmp_path, store, writers)
+    async with daemon.running():
+        await daemon.round()
+        store.is_away = True
+        for writer in writers:
+            for _ in range(8):
+                writer.closed_segment()
+        await daemon.round()
+        limit_uploads(daemon.archive)
+        for _ in range(3):
+            await daemon.round()
+            assert daemon.archive.gate.waiting_uploads
+            assert daemon.reconciler.faults()["store"] == 3
+        store.is_away = False
+        daemon.archive.gate.set_pace(FULL_PACE)
+        await daemon.round()
+        assert daemon.reconciler.faults()["store"] == 0
+
+
+@virtually
 async def test_trim_that_was_asked_for_comes_before_the_queue(writer, archive, archiver, broker):
     """A step that knows of a full disk trims before it waits for an upload."""
     writer.closed_segment()
