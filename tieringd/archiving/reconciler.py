@@ -561,20 +561,27 @@ class Reconciler:
         on_stored: Callable[[], None] = lambda: None,
     ) -> tuple[PartitionStatus, bool]:
         """
-        Step until nothing is left in *seen*, or until *newest* returns another observation.
+        Step on one observation until nothing is left in it.
 
-        *on_stored* is called after each step that has uploaded.
+        It is *seen*, or what *newest* returns once a first claim has waited for its turn. *on_stored* is
+        called after each step that has uploaded.
 
         Returns the summed status, and whether another observation may bring more progress.
         """
         uploaded = trimmed = pending = gaps = 0
         fault, waits_because, is_store_fault, needs_another_scan = "", "", False, False
         kind: PartitionFault | None = None
+
+        def taken() -> Observation | None:
+            nonlocal seen
+            later = newest()
+            seen = later or seen
+            return later
+
         try:
             while True:
-                seen = newest() or seen
                 try:
-                    result = await archiver.step(seen, newest=newest)
+                    result = await archiver.step(seen, newest=taken)
                 except ManifestEdited as edit:
                     # No fault of the store: the next step begins with what the job wrote.
                     log.info(
@@ -588,8 +595,8 @@ class Reconciler:
                 needs_another_scan = result.needs_another_scan
                 if result.uploaded:
                     on_stored()
-                # What was seen meanwhile is for the next call: a busy partition shows its status before that.
-                if not result.made_progress or self._stopping or (newest() or seen) is not seen:
+                # What was seen since is for the next call: a busy partition shows its status before that.
+                if not result.made_progress or self._stopping:
                     break
         except FencedError as error:
             fault = self._fenced[leadership] = str(error)
