@@ -595,7 +595,7 @@ class Reconciler:
                 needs_another_scan = result.needs_another_scan
                 if result.uploaded:
                     on_stored()
-                # What was seen since is for the next call: a busy partition shows its status before that.
+                # A later observation waits for the next call, so a busy partition shows its status before it.
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:

@@ -50,7 +50,7 @@ class LoadWatch:
         self._last_sample = self._quiet_since = counters()
         self._is_uploading = False
         self._others: list[HostCounters] = []
-        """What the counters have grown in the moments without uploads."""
+        """The growth of the counters in the moments without uploads."""
 
     def uploads_begin(self) -> None:
         """Note that the first upload begins."""

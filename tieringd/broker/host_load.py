@@ -95,7 +95,7 @@ def growth_between(earlier: HostCounters, later: HostCounters) -> HostCounters:
 
 def sum_of(growths: Sequence[HostCounters]) -> HostCounters:
     """
-    Return what the counters have grown in several intervals together.
+    Return the growth of the counters in several intervals together.
 
     A counter unknown in one of them is unknown. The kernel counts processors' time in ticks of 10 ms, so an
     interval may have none: it says nothing by itself, and adds its part to the others.

@@ -219,15 +219,12 @@ def _have_come(state: ContentionState, load: HostLoad, limits: ContentionLimits)
         # The first load after a judgement has the others that came since the quiet moment that was judged.
         known_cpu = None if state.contended_by else state.explained_cpu
         return _has_grown(known_cpu, load.cpu_of_others, limits)
-    return (
-        _has_grown(max(state.explained_cpu, before.cpu_of_others or 0.0), load.cpu_of_others, limits)
-        or _has_grown(before.io_waiting, load.io_waiting, limits)
-        or _has_grown(before.memory_waiting, load.memory_waiting, limits)
-    )
+    known_cpu = max(state.explained_cpu, before.cpu_of_others or 0.0)
+    return _is_rising(replace(before, cpu_of_others=known_cpu), load, limits)
 
 
 def _is_rising(before: HostLoad | None, heard: HostLoad, limits: ContentionLimits) -> bool:
-    """Say whether others take more than before in a moment without uploads."""
+    """Say whether others take more of any resource than *before*; None is an unloaded machine."""
     if before is None:
         before = HostLoad(0.0, io_waiting=0.0, memory_waiting=0.0, cpu_of_others=0.0)
     return (

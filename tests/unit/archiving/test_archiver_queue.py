@@ -93,6 +93,15 @@ async def test_figures_of_a_partition_go_on_while_its_step_waits_in_the_queue(tm
                 )
 
 
+async def close_segments_in_an_outage(daemon: Daemon, store: AwayStore) -> None:
+    """Let the store be away from now on, and each partition fail to upload eight segments."""
+    store.is_away = True
+    for writer in daemon.writers:
+        for _ in range(8):
+            writer.closed_segment()
+    await daemon.round()
+
+
 @virtually
 async def test_outage_that_is_over_is_no_fault_of_what_waits_in_the_queue(tmp_path, writers):
     """
@@ -104,11 +113,7 @@ async def test_outage_that_is_over_is_no_fault_of_what_waits_in_the_queue(tmp_pa
     daemon = Daemon(tmp_path, store, writers)
     async with daemon.running():
         await daemon.round()
-        store.is_away = True
-        for writer in writers:
-            for _ in range(8):
-                writer.closed_segment()
-        await daemon.round()
+        await close_segments_in_an_outage(daemon, store)
         assert daemon.reconciler.faults()["store"] == 3
         assert "store" in daemon.reconciler.fault
         store.is_away = False
@@ -222,11 +227,7 @@ async def test_outage_shows_while_what_failed_in_it_waits_in_the_queue_too(tmp_p
     daemon = Daemon(tmp_path, store, writers)
     async with daemon.running():
         await daemon.round()
-        store.is_away = True
-        for writer in writers:
-            for _ in range(8):
-                writer.closed_segment()
-        await daemon.round()
+        await close_segments_in_an_outage(daemon, store)
         limit_uploads(daemon.archive)
         for _ in range(3):
             await daemon.round()

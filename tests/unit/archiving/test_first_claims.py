@@ -116,6 +116,16 @@ async def test_segment_that_waits_is_stored_before_idle_partitions_are_claimed(t
     assert daemon.archived() == {str(writers[-1].name): [0]}
 
 
+async def step_with_a_segment_closed_meanwhile(archiver, writer) -> asyncio.Task:
+    """Begin a step, and close a segment a second later, which the newest observation has."""
+    newest = [observed(writer)]
+    step = asyncio.create_task(archiver.step(newest[-1], newest=lambda: newest[-1]))
+    await asyncio.sleep(1)
+    writer.closed_segment()
+    newest.append(observed(writer))
+    return step
+
+
 @virtually
 async def test_step_goes_on_with_what_was_seen_while_its_claim_waited(tmp_path):
     """A segment that is closed while the claim waits for its turn is stored by that step."""
@@ -124,12 +134,8 @@ async def test_step_goes_on_with_what_was_seen_while_its_claim_waited(tmp_path):
     claims = FirstClaims(at_once=1)
     archive = archive_in(MemoryStore())
     archiver = archiver_of(writer, archive, FakeBroker(writer), first_claims=claims)
-    newest = [observed(writer)]
     async with claims.turn(0):
-        step = asyncio.create_task(archiver.step(newest[-1], newest=lambda: newest[-1]))
-        await asyncio.sleep(1)
-        writer.closed_segment()
-        newest.append(observed(writer))
+        step = await step_with_a_segment_closed_meanwhile(archiver, writer)
     assert (await step).uploaded == 1
 
 
@@ -142,12 +148,8 @@ async def test_figures_after_a_claim_that_fails_are_of_what_was_seen_while_it_wa
     await archiver_of(writer, archive, broker).step(observed(writer))
     claims, known = FirstClaims(at_once=1), await archive.manifests.load(writer.identified)
     archiver = archiver_of(writer, archive, broker, first_claims=claims, known=known)
-    newest = [observed(writer)]
     async with claims.turn(0):
-        step = asyncio.create_task(archiver.step(newest[-1], newest=lambda: newest[-1]))
-        await asyncio.sleep(1)
-        writer.closed_segment()
-        newest.append(observed(writer))
+        step = await step_with_a_segment_closed_meanwhile(archiver, writer)
         store.is_away = True
     with pytest.raises(StorageUnavailable):
         await step
