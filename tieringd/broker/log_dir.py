@@ -33,7 +33,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import is_, itemgetter
 from types import MappingProxyType
@@ -186,6 +186,8 @@ class LogDirScan:
     """Directories that this daemon must not read as partitions: deleted, moving, stray, or not Kafka's."""
     problems: tuple[LocalFileError, ...]
     """Faults of the scan. A partition that is missing because of one must not count as gone."""
+    topic_of_problem: Mapping[str, str] = field(default_factory=dict)
+    """The topic of each problem of one topic, by the path of the problem. The others concern all topics."""
 
 
 def scan_log_dirs(
@@ -209,6 +211,7 @@ def scan_log_dirs(
     identities: list[Identity] = []
     left_alone: list[str] = []
     problems: list[LocalFileError] = []
+    topic_of_problem: dict[str, str] = {}
     for log_dir in paths:
         try:
             with named_errors(log_dir):
@@ -232,12 +235,13 @@ def scan_log_dirs(
                 topic_id = topic_id_of(path)
             except LocalFileError as error:
                 problems.append(error)
+                topic_of_problem[error.path] = topic_partition.topic
                 continue
             if before is None or before.topic_id != topic_id:
                 before = LocalPartition(topic_partition, topic_id, path, log_dir)
             found.append(before)
     # In one directory no name comes twice.
-    partitions = tuple(found) if len(paths) == 1 else _in_one_place(found, problems)
+    partitions = tuple(found) if len(paths) == 1 else _in_one_place(found, problems, topic_of_problem)
     cluster_id, node_id = _agreed(paths, identities, problems)
     return LogDirScan(
         partitions=partitions,
@@ -245,6 +249,7 @@ def scan_log_dirs(
         node_id=node_id,
         left_alone=tuple(left_alone),
         problems=tuple(problems),
+        topic_of_problem=topic_of_problem,
     )
 
 
@@ -388,7 +393,7 @@ def _agreed(paths: Sequence[str], identities: Sequence[Identity], problems: list
 
 
 def _in_one_place(
-    found: Sequence[LocalPartition], problems: list[LocalFileError]
+    found: Sequence[LocalPartition], problems: list[LocalFileError], topic_of_problem: dict[str, str]
 ) -> tuple[LocalPartition, ...]:
     """Return the partitions of *found* that are in one log directory. The others are problems."""
     if len({one.topic_partition for one in found}) == len(found):
@@ -396,14 +401,12 @@ def _in_one_place(
     places: dict[TopicPartition, list[LocalPartition]] = {}
     for one in found:
         places.setdefault(one.topic_partition, []).append(one)
-    problems += [
-        LocalFileError(
-            f"{name} is in several log directories: {', '.join(each.path for each in same)}",
-            path=same[0].path,
-        )
-        for name, same in places.items()
-        if len(same) > 1
-    ]
+    for name, same in places.items():
+        if len(same) > 1:
+            several = ", ".join(each.path for each in same)
+            message = f"{name} is in several log directories: {several}"
+            problems.append(LocalFileError(message, path=same[0].path))
+            topic_of_problem[same[0].path] = name.topic
     return tuple(same[0] for same in places.values() if len(same) == 1)
 
 

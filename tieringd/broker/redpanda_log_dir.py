@@ -79,13 +79,14 @@ def scan_redpanda_dirs(paths: Sequence[str]) -> LogDirScan:
     found: dict[TopicPartition, tuple[int, LocalPartition]] = {}
     left_alone: list[str] = []
     problems: list[LocalFileError] = []
+    topic_of_problem: dict[str, str] = {}
     for data_dir in paths:
         try:
             for name in _directories(data_dir):
                 if name != CLIENTS_NAMESPACE:
                     left_alone.append(f"{data_dir}/{name}")
                     continue
-                for revision, partition in _partitions(data_dir, left_alone, problems):
+                for revision, partition in _partitions(data_dir, left_alone, problems, topic_of_problem):
                     known = found.get(partition.topic_partition)
                     newest = (revision, partition)
                     if known is not None:
@@ -100,6 +101,7 @@ def scan_redpanda_dirs(paths: Sequence[str]) -> LogDirScan:
         node_id=None,
         left_alone=tuple(left_alone),
         problems=tuple(problems),
+        topic_of_problem=topic_of_problem,
     )
 
 
@@ -341,7 +343,7 @@ def _status(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
 
 
 def _partitions(
-    data_dir: str, left_alone: list[str], problems: list[LocalFileError]
+    data_dir: str, left_alone: list[str], problems: list[LocalFileError], topic_of_problem: dict[str, str]
 ) -> Iterator[tuple[int, LocalPartition]]:
     """Yield each partition's directory with its revision."""
     namespace = f"{data_dir}/{CLIENTS_NAMESPACE}"
@@ -353,6 +355,7 @@ def _partitions(
             names = _directories(f"{namespace}/{topic}")
         except LocalFileError as error:
             problems.append(error)
+            topic_of_problem[error.path] = topic
             continue
         for name in names:
             path = f"{namespace}/{topic}/{name}"

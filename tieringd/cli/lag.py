@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import typer
 
+from tieringd.broker.log_dir import LogDirScan
 from tieringd.cli.options import (
     ConfigFile,
     Format,
@@ -41,7 +42,8 @@ def lag(config: ConfigFile, topics: TopicPatterns = None, output: Format = Outpu
 
     Segments and bytes are those of closed segments that are not archived; seconds is the age of the oldest
     of them. The active segment counts in the offsets only: it is uploaded when it is closed. What cannot be
-    read has no figures; standard error says why, and the exit code is 1.
+    read has no figures; standard error says why, and the exit code is 1. Faults of other topics than TOPICS
+    do not count.
     """
     rows, unread = run_async(_lags(loaded(config), topics))
     # The worst first, and before them the unknown.
@@ -74,7 +76,13 @@ async def _lags(config: Config, topics: list[str] | None) -> tuple[list[dict[str
             snapshot = await topic_snapshot_with(config, archive, broker, name)
             if snapshot.config.remote_write:
                 rows += [_lag(name, one) for one in snapshot.partitions if one.is_led]
-        return rows, [str(problem) for problem in scan.problems]
+        return rows, _told(scan, topics)
+
+
+def _told(scan: LogDirScan, topics: list[str] | None) -> list[str]:
+    """Return the problems of *scan* that are of the chosen topics, or concern all topics."""
+    found = [(scan.topic_of_problem.get(problem.path), problem) for problem in scan.problems]
+    return [str(problem) for topic, problem in found if topic is None or is_chosen(topic, topics)]
 
 
 def _lag(topic: str, one: PartitionSnapshot) -> dict[str, Any]:

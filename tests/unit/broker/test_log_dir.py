@@ -149,6 +149,7 @@ def test_scan_goes_on_past_an_unreadable_topic_id(tmp_path, damage):
 
     assert scan.partitions == (good,)
     assert [problem.path for problem in scan.problems] == [str(metadata)]
+    assert scan.topic_of_problem[str(metadata)] in metadata.parent.name
 
 
 def test_scan_goes_on_past_an_unreadable_owner(tmp_path):
@@ -159,6 +160,7 @@ def test_scan_goes_on_past_an_unreadable_owner(tmp_path):
     scan = scan_log_dirs([str(tmp_path)])
 
     assert [problem.path for problem in scan.problems] == [str(tmp_path / "meta.properties")]
+    assert scan.topic_of_problem == {}
 
 
 def test_scan_gives_no_topic_id_where_the_file_is_not_written_yet(tmp_path):
@@ -179,6 +181,7 @@ def test_scan_takes_a_partition_in_two_log_directories_for_neither(tmp_path):
     assert scan.partitions == ()
     assert first.path in str(scan.problems[0])
     assert second.path in str(scan.problems[0])
+    assert scan.topic_of_problem == {scan.problems[0].path: first.topic_partition.topic}
 
 
 def test_scan_survives_directories_that_vanish_meanwhile(tmp_path):

@@ -140,6 +140,25 @@ def test_lag_that_cannot_be_read_has_no_figures(tmp_path):
     assert "partition.metadata" in done.errors
 
 
+def test_lag_of_a_topic_is_told_without_faults_of_other_topics(tmp_path):
+    """Lag of a named topic does not fail by another topic's directory, and fails by a whole log directory."""
+    site = make_site(tmp_path)
+    site.archive.mkdir()
+    broken = site.partition_directory.with_name("other-0")
+    broken.mkdir()
+    (broken / "partition.metadata").write_text("nonsense")
+    done = invoked("lag", TOPIC, "--config", site.config, "--format", "json")
+    assert (len(done.json()), done.errors) == (1, "")
+    for chosen in (), ("oth*",):
+        done = invoked("lag", *chosen, "--config", site.config)
+        assert (done.exit_code, "other-0/partition.metadata" in done.errors) == (1, True)
+
+    (site.partition_directory.parent / "meta.properties").write_text("nonsense")
+    done = invoked("lag", TOPIC, "--config", site.config)
+    assert (done.exit_code, "meta.properties" in done.errors) == (1, True)
+    assert "other-0" not in done.errors
+
+
 def test_topics_are_chosen_by_patterns_everywhere(site):
     """Patterns choose topics in every command, and the options of former releases still work."""
     for chosen, found in (((TOPIC,), 1), (("pay*", "orders"), 1), (("orders",), 0), ((), 1)):
