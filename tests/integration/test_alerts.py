@@ -24,6 +24,8 @@ HOST = "broker-1:9640"
 SCRAPED = {"job": "tieringd", "instance": HOST}
 """What Prometheus puts on every series."""
 ROUND = 'tieringd_ready{reason="round"}'
+RECONCILED = "tieringd_reconcile_last_success_timestamp_seconds"
+RECONCILE_INTERVAL = "tieringd_reconcile_interval_seconds"
 SCRUB = {"tieringd_scrub_interval_seconds": "3600x90", "tieringd_led_partitions": "3x90"}
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 LONG_AGO = {"process_start_time_seconds": "-7200x900"}
@@ -260,18 +262,27 @@ CASES = [
     ),
     Case(
         "TieringdStalled",
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "1x20"},
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0+60x20", ROUND: "1x20"},
+        {RECONCILED: "0x20", RECONCILE_INTERVAL: "10x20", ROUND: "1x20"},
+        {RECONCILED: "0+60x20", RECONCILE_INTERVAL: "10x20", ROUND: "1x20"},
         "10m",
         f"No round of reconciliation went well on {HOST} for 10m 0s",
     ),
     Case(
         "TieringdStalled",
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "0x20"},
+        # The first round does not end.
+        {RECONCILED: "0x20", RECONCILE_INTERVAL: "0x20", ROUND: "0x20"},
         # An archive without a broker has no rounds.
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20"},
+        {RECONCILED: "0x20", RECONCILE_INTERVAL: "0x20"},
         "10m",
         f"No round of reconciliation went well on {HOST} for 10m 0s",
+    ),
+    Case(
+        "TieringdStalled",
+        {RECONCILED: "0x90", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
+        # The round of each hour goes well, and the last one was twenty minutes ago.
+        {RECONCILED: "0x60 3600x30", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
+        "80m",
+        f"No round of reconciliation went well on {HOST} for 1h 20m 0s",
     ),
     Case(
         "TieringdDown", {"up": "1x5 0x10"}, {"up": "1x8 0 0 1"}, "10m", f"tieringd on {HOST} does not answer"

@@ -373,6 +373,8 @@ class Reconciler:
                     self._fault = ""
                 if not self.fault:
                     self._metrics.reconciled_at.set_to_current_time()
+                # The interval that this wait has: a reload changes the one of the next wait.
+                self._metrics.reconcile_interval.set(self.interval_seconds)
                 await self._wait_for_next_round(self.interval_seconds)
             upkeep.cancel()
             awake.cancel()

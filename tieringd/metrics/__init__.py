@@ -386,9 +386,14 @@ class Metrics:
         )
         self.ballast, self.health = BallastGauges(self.default_page), HealthGauges(self.default_page)
         self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
-        self.reconciled_at = gauge(
-            "reconcile_last_success_timestamp_seconds",
-            "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
+        self.reconciled_at, self.reconcile_interval = (
+            gauge(
+                "reconcile_last_success_timestamp_seconds",
+                "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
+            ),
+            gauge(
+                "reconcile_interval_seconds", "Longest time from the last round to the next; 0: no round yet"
+            ),
         )
         self.durations, self.groups = Durations(self.default_page), GroupMetrics(self.default_page)
         self.readers, self.workers = (

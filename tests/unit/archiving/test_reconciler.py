@@ -31,6 +31,7 @@ from tieringd.formats.object_keys import (
     topic_manifest_key,
 )
 from tieringd.model.partition import Leadership
+from tieringd.policies.upload_plan import UploadLimits
 
 
 @virtually
@@ -406,6 +407,20 @@ async def test_rounds_come_at_their_interval(daemon):
         assert daemon.reconciler.rounds == 3
         await asyncio.sleep(2)
         assert daemon.reconciler.rounds == 4
+
+
+@virtually
+async def test_interval_in_the_metrics_is_that_of_the_wait_under_way(daemon):
+    """The interval that an alert allows for changes with the next round: the wait under way is not cut."""
+    metric, value = "tieringd_reconcile_interval_seconds", daemon.metrics.registry.get_sample_value
+    assert value(metric) == 0
+    async with daemon.running():
+        assert value(metric) == INTERVAL_SECONDS
+        seldom = daemon.config.model_copy(update={"cloud_storage_reconciliation_interval_ms": 3_600_000})
+        daemon.reconciler.set_config(seldom, UploadLimits())
+        assert value(metric) == INTERVAL_SECONDS
+        await asyncio.sleep(INTERVAL_SECONDS)
+        assert value(metric) == 3600
 
 
 class ForgetfulStore(MemoryStore):
