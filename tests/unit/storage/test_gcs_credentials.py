@@ -229,6 +229,25 @@ async def test_refused_token_is_dropped_and_the_next_one_tried():
     assert metadata.issued == 3
 
 
+async def test_end_of_a_refused_token_stays_until_there_is_another_one():
+    """A token of a revoked account has ended with its refusal. Without an end the alert would end as well."""
+    bucket = Bucket()
+    async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, clock):
+        await store.get("key")
+        bucket.is_good = lambda token: token != "token-1"
+        metadata.refusal = "404 Not Found"
+        with pytest.raises(StorageUnavailable):
+            await store.get("key")
+        for _ in range(2):
+            clock.now += 60
+            with pytest.raises(StorageDenied):
+                await store.get("key")
+        assert store.credentials_end == pytest.approx(time.time() - 120, abs=30)
+        metadata.refusal = None
+        await store.get("key")
+        assert store.credentials_end > time.time() + 120
+
+
 async def test_fresh_token_that_is_refused_as_well_is_final():
     """A token that took a refused one's place, and is refused, means that the account has no access."""
     bucket = Bucket()

@@ -177,7 +177,7 @@ class GcsClient:
 
     @property
     def credentials_end(self) -> float | None:
-        """Return until when the token is used, in Unix time; None without a token."""
+        """Return until when the token is used, in Unix time; None before the first token."""
         return None if self._is_anonymous else self._token.end
 
     def object_url(self, name: str) -> str:

@@ -71,7 +71,8 @@ class GcsToken(Token):
         super().__init__(service_file=service_file, session=session, scopes=[SCOPE])  # type: ignore[arg-type]
         self._clock = clock
         self._refresh_at = 0.0
-        self._expires_at = 0.0
+        self._expires_at: float | None = None
+        """The end of the current token, or of the last one after it was refused; None before the first."""
         self._refreshes: SingleFlight[Literal["token"], None] = SingleFlight(
             lambda key: f"fetching the access {key} from {self.origin} was cancelled: the store was closed"
         )
@@ -99,15 +100,19 @@ class GcsToken(Token):
     async def ensure_token(self) -> None:
         """Wait for a token if there is none; begin to fetch the next one when the current one ages."""
         now = self._clock()
-        if self.access_token is None or now >= self._expires_at:
+        if self.access_token is None or self._expires_at is None or now >= self._expires_at:
             await self._refreshes.arrived(self._begin_refresh())
         elif now >= self._refresh_at:
             self._begin_refresh()
 
     @property
     def end(self) -> float | None:
-        """Return until when the token is used, in Unix time; None without a token."""
-        return None if self.access_token is None else time.time() + self._expires_at - self._clock()
+        """
+        Return until when the token is used, in Unix time; None before the first token.
+
+        A token that the store refused has ended then. Its end stays, and tells that no other one has come.
+        """
+        return None if self._expires_at is None else time.time() + self._expires_at - self._clock()
 
     def accepted(self, token: str) -> None:
         """Note that the store accepted a token."""
@@ -123,6 +128,7 @@ class GcsToken(Token):
         """
         if token == self.access_token:
             self.access_token = None
+            self._expires_at = self._clock()
             self._last_refusal = (token, not self._is_replacement)
             self._is_replacement = True
         known = self._last_refusal
