@@ -131,18 +131,30 @@ class Catalog:
         """
         Return the readable topics whose names *accepts* takes, by cluster and name.
 
-        A topic that is being purged, or was purged, is not readable. If a cluster has several incarnations of
-        a topic, `topic` and this method choose the same one. Only manifests of accepted names are loaded.
+        If a cluster has several incarnations of a topic, `topic` and this method choose the same one.
+        """
+        found: dict[tuple[str, str], list[TopicManifest]] = {}
+        for manifest in await self.readable_incarnations(accepts, cluster=cluster):
+            found.setdefault((manifest.key.cluster, manifest.key.topic), []).append(manifest)
+        return tuple(_latest(found[name]) for name in sorted(found))
+
+    async def readable_incarnations(
+        self, accepts: Callable[[str], bool], *, cluster: str | None = None
+    ) -> tuple[TopicManifest, ...]:
+        """
+        Return every readable incarnation of the topics whose names *accepts* takes, in the order of the keys.
+
+        A topic that is being purged, or was purged, is not readable. Only manifests of accepted names are
+        loaded.
         """
         keys = [
             key async for key in self._topic_keys() if cluster in {None, key.cluster} and accepts(key.topic)
         ]
-        found: dict[tuple[str, str], list[TopicManifest]] = {}
-        for manifest in await at_once(keys, self._manifests.load_topic, count=LOADS_AT_ONCE):
-            if manifest is not None and manifest.partition_count:
-                found.setdefault((manifest.key.cluster, manifest.key.topic), []).append(manifest)
-        latest = (_latest(found[name]) for name in sorted(found))
-        return tuple(manifest for manifest in latest if manifest.lifecycle not in BEYOND_RETURN)
+        return tuple(
+            manifest
+            for manifest in await at_once(keys, self._manifests.load_topic, count=LOADS_AT_ONCE)
+            if manifest is not None and manifest.partition_count and manifest.lifecycle not in BEYOND_RETURN
+        )
 
     async def topic(
         self, name: str, *, cluster: str | None = None, own_cluster: str | None = None

@@ -257,6 +257,7 @@ def export(
     """
     Copy topics to Parquet files or Iceberg tables: each archived record once.
 
+    Of several topics of one name the one that was created last is exported, and the report lists the others.
     Run it again to bring the target up to date, also after it was killed. Exit 1 when a topic was not
     exported completely, or when exported records have since been replaced in the archive by another
     leader's.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tieringd.config import Config
 from tieringd.errors import ConfigError, RetryableError, TieringError
+from tieringd.formats.object_keys import TopicKey
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.state import ExportRules
@@ -27,6 +28,7 @@ AWAY_AFTER: Final = 3
 _COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
 _LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
 _REPLACED_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "leader_epoch")
+_PASSED_OVER_COLUMNS: Final = ("topic", "cluster", "topic_id")
 
 
 class Target(Protocol):
@@ -48,8 +50,9 @@ def export(
     """
     Export the records of *topics* that are in the archive and not yet in *target*, exactly once by offset.
 
-    *topics* are names, or patterns with `*`, `?` and `[]`. The latest incarnation of a topic is exported. A
-    second run continues where the first one ended or was killed.
+    *topics* are names, or patterns with `*`, `?` and `[]`. Of several topics of one name the one that was
+    created last is exported, and the report lists the others. A second run continues where the first one
+    ended or was killed.
 
     A topic that cannot be exported is a fault of the report, and the other topics are exported nevertheless.
     If nothing of any topic was exported, the first error is raised instead.
@@ -63,17 +66,18 @@ def export(
         raise ConfigError("topics: name at least one topic to export")
     archive = partial(bucket_of, config)
     bucket = archive()
-    readable = bucket.run(bucket.catalog.readable(is_chosen_by(topics)))
-    # Of several clusters with a topic of one name, the one that created it last comes last here.
+    readable = bucket.run(bucket.catalog.readable_incarnations(is_chosen_by(topics)))
+    # Of several topics of one name, in one cluster or several, the one that was created last comes last here.
     by_age = sorted(readable, key=lambda one: one.created_at_ms)
-    known = {one.key.topic: one.key.cluster for one in by_age}
+    known = {one.key.topic: one.key for one in by_age}
+    passed_over = [one.key for one in readable if one.key != known[one.key.topic]]
     require_matched(topics, known)
     names = list(dict.fromkeys(name for one in topics for name in sorted(known) if matches(name, [one])))
     with target.opened(config) as place_of:
 
         def export_one(name: str) -> TopicOutcome:
             try:
-                archived = bucket.run(bucket.catalog.topic(name, cluster=known[name]))
+                archived = bucket.run(bucket.catalog.topic(name, cluster=known[name].cluster))
             except TieringError as error:
                 return TopicOutcome(name, error=error)
             return export_topic(
@@ -85,7 +89,7 @@ def export(
             )
 
         outcomes = export_each(names, export_one)
-    return report_of(outcomes, left=names[len(outcomes) :])
+    return report_of(outcomes, left=names[len(outcomes) :], passed_over=passed_over)
 
 
 def export_each(names: Sequence[str], export_one: Callable[[str], TopicOutcome]) -> list[TopicOutcome]:
@@ -108,8 +112,15 @@ def export_each(names: Sequence[str], export_one: Callable[[str], TopicOutcome])
     return outcomes
 
 
-def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> Report:
-    """Return the report of an export. The topics in *left* were not tried, which is a fault."""
+def report_of(
+    outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = (), passed_over: Sequence[TopicKey] = ()
+) -> Report:
+    """
+    Return the report of an export.
+
+    The topics in *left* were not tried, which is a fault. Those in *passed_over* have the name of a later
+    one, which was exported in their place.
+    """
     written = [one for outcome in outcomes for one in outcome.written]
     figures: dict[str, Value] = {
         "topics": len(outcomes),
@@ -141,6 +152,9 @@ def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> 
     )
     if replaced:
         tables.append(Table("replaced offsets", _REPLACED_COLUMNS, replaced))
+    if passed_over:
+        rows = tuple((key.topic, key.cluster, key.topic_id) for key in passed_over)
+        tables.append(Table("earlier topics of the same name, not exported", _PASSED_OVER_COLUMNS, rows))
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     faults += [
         f"topic {one.topic} was not exported completely: {one.error}"

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exported, in_this_process
+from tests.fakes.archive import Clock, archive_in
+from tests.support.exports import (
+    ArchivedLogs,
+    ParquetDirectory,
+    attempted,
+    exported,
+    file_config,
+    in_this_process,
+)
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
-from tieringd.spark.jobs.export.job import export_each, report_of
+from tieringd.formats.object_keys import TopicKey
+from tieringd.spark.jobs.export.job import export, export_each, report_of
+from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.export.rounds import TopicOutcome
+from tieringd.storage.file import FileStore
 
 TOPICS = ("a", "b", "c", "d", "e")
 
@@ -90,3 +104,30 @@ async def test_what_was_committed_before_an_error_is_told(tmp_path, logs):
     exported(logs, directory.topic())
     assert directory.seen() == logs.written()
     directory.bucket.close()
+
+
+async def test_topics_of_one_name_that_are_not_exported_are_in_the_report(tmp_path):
+    """Topics of one name: the one that was created last is exported, and the report lists the others."""
+    config, clock = file_config(tmp_path / "archive"), Clock()
+    manifests = archive_in(FileStore(config.cloud_storage_file_root), now_ms=clock).manifests
+    deleted, newest = (TopicKey("ours", "orders", f"{letter}AAAAAAAAAAAAAAAAAAAAA") for letter in "AB")
+    theirs, alone = TopicKey("theirs", "orders", deleted.topic_id), TopicKey("ours", "audit", newest.topic_id)
+    for key in (deleted, theirs, newest, alone):
+        clock.now_ms += 1
+        await manifests.ensure_topic(key, partition_count=1)
+    # Nothing of them is archived, so no task has to run on Spark.
+    no_spark: Any = None
+    target = ParquetTarget(f"file://{tmp_path}/target")
+
+    report = export(no_spark, config, topics=["*"], target=target)
+
+    assert report.figures["topics"] == 2
+    exported_ids = {
+        path.stem: json.loads(path.read_text())["state"]["topic_id"]
+        for path in tmp_path.rglob("_tieringd/*.json")
+    }
+    assert exported_ids == {"orders": newest.topic_id, "audit": alone.topic_id}
+    (passed_over,) = [one for one in report.tables if "earlier topics" in one.title]
+    assert passed_over.rows == (("orders", "ours", deleted.topic_id), ("orders", "theirs", theirs.topic_id))
+    again = export(no_spark, config, topics=["audit"], target=target)
+    assert [one.title for one in again.tables] == ["partitions"]
