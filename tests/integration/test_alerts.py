@@ -278,6 +278,14 @@ CASES = [
     ),
     Case(
         "TieringdStalled",
+        # A daemon of an earlier version does not tell its interval.
+        {RECONCILED: "0x20", ROUND: "1x20"},
+        {RECONCILED: "0+60x20", ROUND: "1x20"},
+        "10m",
+        f"No round of reconciliation went well on {HOST} for 10m 0s",
+    ),
+    Case(
+        "TieringdStalled",
         {RECONCILED: "0x90", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
         # The round of each hour goes well, and the last one was twenty minutes ago.
         {RECONCILED: "0x60 3600x30", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
