@@ -24,6 +24,7 @@ HOST = "broker-1:9640"
 SCRAPED = {"job": "tieringd", "instance": HOST}
 """What Prometheus puts on every series."""
 ROUND = 'tieringd_ready{reason="round"}'
+NO_GOOD_ROUND = {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "0x20"}
 SCRUB = {"tieringd_scrub_interval_seconds": "3600x90", "tieringd_led_partitions": "3x90"}
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 LONG_AGO = {"process_start_time_seconds": "-7200x900"}
@@ -260,16 +261,25 @@ CASES = [
     ),
     Case(
         "TieringdStalled",
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "1x20"},
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0+60x20", ROUND: "1x20"},
+        {"tieringd_reconcile_last_success_timestamp_seconds": "1x20", ROUND: "1x20"},
+        {"tieringd_reconcile_last_success_timestamp_seconds": "1+60x20", ROUND: "1x20"},
         "10m",
-        f"No round of reconciliation went well on {HOST} for 10m 0s",
+        f"No round of reconciliation went well on {HOST} for 9m 59s",
     ),
     Case(
         "TieringdStalled",
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "0x20"},
+        {"tieringd_reconcile_last_success_timestamp_seconds": "1x20", ROUND: "0x20"},
         # An archive without a broker has no rounds.
         {"tieringd_reconcile_last_success_timestamp_seconds": "0x20"},
+        "10m",
+        f"No round of reconciliation went well on {HOST} for 9m 59s",
+    ),
+    Case(
+        # No round has gone well since the start.
+        "TieringdStalled",
+        NO_GOOD_ROUND | {"process_start_time_seconds": "0x20"},
+        # The host has booted, and its broker takes longer than the daemon.
+        NO_GOOD_ROUND | {"process_start_time_seconds": "300x20"},
         "10m",
         f"No round of reconciliation went well on {HOST} for 10m 0s",
     ),
@@ -294,10 +304,19 @@ CASES = [
     ),
     Case(
         "TieringdRestartLoop",
-        {"process_start_time_seconds": "0 60 120 180 240 300", "tieringd_led_partitions": "3x6"},
-        {"process_start_time_seconds": "0 60 120 180 180 180", "tieringd_led_partitions": "3x6"},
+        {"process_start_time_seconds": "0 60 120 180 240 300"},
+        {"process_start_time_seconds": "0 60 120 180 180 180"},
         "5m",
         f"tieringd on {HOST} was started 5 times in 30 minutes",
+    ),
+    Case(
+        # It is between two starts, and has no series.
+        "TieringdRestartLoop",
+        {"process_start_time_seconds": "0 60 120 180 240 stale"},
+        # Another program of this host.
+        {"process_start_time_seconds": "0", 'process_start_time_seconds{job="node"}': "0 60 120 180 240 300"},
+        "5m",
+        f"tieringd on {HOST} was started 4 times in 30 minutes",
     ),
     Case(
         "TieringdPinsFail",
