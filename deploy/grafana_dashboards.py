@@ -99,7 +99,8 @@ BOARDS: Final = (
             graph(
                 "Age of the last good round",
                 "s",
-                "time() - tieringd_reconcile_last_success_timestamp_seconds@",
+                # 0 before the first one, and in an archive-only endpoint.
+                "time() - (tieringd_reconcile_last_success_timestamp_seconds@ > 0)",
             ),
             graph("Memory", "bytes", "process_resident_memory_bytes@"),
             graph("Processor", "percentunit", "rate(process_cpu_seconds_total@[~])"),

@@ -145,6 +145,17 @@ def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
             id="all-answer",
         ),
         pytest.param(
+            "overview",
+            "Age of the last good round",
+            {
+                'tieringd_reconcile_last_success_timestamp_seconds{instance="a"}': 100,
+                # An archive-only endpoint.
+                'tieringd_reconcile_last_success_timestamp_seconds{instance="b"}': 0,
+            },
+            {'{instance="a",job="tieringd"}': 200},
+            id="one-has-no-rounds",
+        ),
+        pytest.param(
             "disk",
             "Pins can be made",
             {
@@ -161,7 +172,11 @@ def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
     ],
 )
 def test_panel_shows_each_daemon_as_it_is(tmp_path, board, title, series, found):
-    """A daemon that does not answer is not ready, and a daemon whose pins work has no line that says no."""
+    """
+    A daemon that does not answer is not ready, and a daemon whose pins work has no line that says no.
+
+    A process without rounds has no age of one: the time since 1970 would flatten all other lines.
+    """
     panels = next(one for one in BOARDS if one.name == board).panels
     (panel,) = (one for one in panels if one.title == title)
     test = {
