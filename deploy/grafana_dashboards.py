@@ -29,7 +29,13 @@ BOARDS: Final = (
         "overview",
         "tieringd: overview",
         [
-            number("Ready", "bool_yes_no", "min(tieringd_ready@)", "No: Readiness, below, has the reason."),
+            # A daemon that does not answer has no metrics of its own.
+            number(
+                "Ready",
+                "bool_yes_no",
+                "min(tieringd_ready@ or up@)",
+                "No: Readiness, below, has the reason.",
+            ),
             number("Partitions led", "short", "sum(tieringd_led_partitions@)"),
             number(
                 "Partitions in error",
@@ -45,7 +51,13 @@ BOARDS: Final = (
                 "sum(tieringd_daemon_archive_gaps_total@) + sum(tieringd_pins_given_up_total@)",
                 "Gaps recorded, and pins given up, since the daemons' starts.",
             ),
-            graph("Readiness", "short", Query("min by (reason) (tieringd_ready@)", "{{reason}}")),
+            graph(
+                "Readiness",
+                "short",
+                Query("min by (reason) (tieringd_ready@)", "{{reason}}"),
+                Query("min(up@)", "answers"),
+                meaning="0 while it keeps a daemon from being ready.",
+            ),
             graph("Waiting to be uploaded", "bytes", "tieringd_daemon_upload_pending_bytes@"),
             graph(
                 "Segments waiting",
@@ -87,7 +99,8 @@ BOARDS: Final = (
             graph(
                 "Age of the last good round",
                 "s",
-                "time() - tieringd_reconcile_last_success_timestamp_seconds@",
+                # 0 before the first one, and in an archive-only endpoint.
+                "time() - (tieringd_reconcile_last_success_timestamp_seconds@ > 0)",
             ),
             graph("Memory", "bytes", "process_resident_memory_bytes@"),
             graph("Processor", "percentunit", "rate(process_cpu_seconds_total@[~])"),
@@ -495,7 +508,11 @@ BOARDS: Final = (
             graph(
                 "Pins can be made",
                 "bool_yes_no",
-                Query("tieringd_pins_available@ or vector(0)", "{{instance}} {{log_dir}}"),
+                Query(
+                    "tieringd_pins_available@ or on (instance) 0 * tieringd_led_partitions@",
+                    "{{instance}} {{log_dir}}",
+                ),
+                meaning="No as well where a daemon makes none.",
             ),
             graph("Pins that failed", "ops", "rate(tieringd_pin_failures_total@[~])"),
             graph(

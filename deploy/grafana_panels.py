@@ -104,7 +104,8 @@ def rendered(board: Board) -> str:
         )
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(
-            _variable("instance", "Broker", "tieringd_ready")
+            # Those that do not answer, too.
+            _variable("instance", "Broker", "up")
             .multi(True)
             .include_all(True)
             .current(VariableOption(selected=True, text="All", value="$__all"))

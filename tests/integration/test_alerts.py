@@ -26,6 +26,7 @@ SCRAPED = {"job": "tieringd", "instance": HOST}
 ROUND = 'tieringd_ready{reason="round"}'
 RECONCILED = "tieringd_reconcile_last_success_timestamp_seconds"
 RECONCILE_INTERVAL = "tieringd_reconcile_interval_seconds"
+NO_GOOD_ROUND = {RECONCILED: "0x20", RECONCILE_INTERVAL: "0x20", ROUND: "0x20"}
 SCRUB = {"tieringd_scrub_interval_seconds": "3600x90", "tieringd_led_partitions": "3x90"}
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 LONG_AGO = {"process_start_time_seconds": "-7200x900"}
@@ -262,35 +263,43 @@ CASES = [
     ),
     Case(
         "TieringdStalled",
-        {RECONCILED: "0x20", RECONCILE_INTERVAL: "10x20", ROUND: "1x20"},
-        {RECONCILED: "0+60x20", RECONCILE_INTERVAL: "10x20", ROUND: "1x20"},
+        {RECONCILED: "1x20", RECONCILE_INTERVAL: "10x20", ROUND: "1x20"},
+        {RECONCILED: "1+60x20", RECONCILE_INTERVAL: "10x20", ROUND: "1x20"},
         "10m",
-        f"No round of reconciliation went well on {HOST} for 10m 0s",
+        f"No round of reconciliation went well on {HOST} for 9m 59s",
     ),
     Case(
         "TieringdStalled",
-        # The first round does not end.
-        {RECONCILED: "0x20", RECONCILE_INTERVAL: "0x20", ROUND: "0x20"},
+        {RECONCILED: "1x20", RECONCILE_INTERVAL: "10x20", ROUND: "0x20"},
         # An archive without a broker has no rounds.
         {RECONCILED: "0x20", RECONCILE_INTERVAL: "0x20"},
+        "10m",
+        f"No round of reconciliation went well on {HOST} for 9m 59s",
+    ),
+    Case(
+        # No round has gone well since the start.
+        "TieringdStalled",
+        NO_GOOD_ROUND | {"process_start_time_seconds": "0x20"},
+        # The host has booted, and its broker takes longer than the daemon.
+        NO_GOOD_ROUND | {"process_start_time_seconds": "300x20"},
         "10m",
         f"No round of reconciliation went well on {HOST} for 10m 0s",
     ),
     Case(
         "TieringdStalled",
         # A daemon of an earlier version does not tell its interval.
-        {RECONCILED: "0x20", ROUND: "1x20"},
-        {RECONCILED: "0+60x20", ROUND: "1x20"},
+        {RECONCILED: "1x20", ROUND: "1x20"},
+        {RECONCILED: "1+60x20", ROUND: "1x20"},
         "10m",
-        f"No round of reconciliation went well on {HOST} for 10m 0s",
+        f"No round of reconciliation went well on {HOST} for 9m 59s",
     ),
     Case(
         "TieringdStalled",
-        {RECONCILED: "0x90", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
+        {RECONCILED: "1x90", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
         # The round of each hour goes well, and the last one was twenty minutes ago.
-        {RECONCILED: "0x60 3600x30", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
+        {RECONCILED: "1x60 3600x30", RECONCILE_INTERVAL: "3600x90", ROUND: "1x90"},
         "80m",
-        f"No round of reconciliation went well on {HOST} for 1h 20m 0s",
+        f"No round of reconciliation went well on {HOST} for 1h 19m 59s",
     ),
     Case(
         "TieringdDown", {"up": "1x5 0x10"}, {"up": "1x8 0 0 1"}, "10m", f"tieringd on {HOST} does not answer"
@@ -313,10 +322,19 @@ CASES = [
     ),
     Case(
         "TieringdRestartLoop",
-        {"process_start_time_seconds": "0 60 120 180 240 300", "tieringd_led_partitions": "3x6"},
-        {"process_start_time_seconds": "0 60 120 180 180 180", "tieringd_led_partitions": "3x6"},
+        {"process_start_time_seconds": "0 60 120 180 240 300"},
+        {"process_start_time_seconds": "0 60 120 180 180 180"},
         "5m",
         f"tieringd on {HOST} was started 5 times in 30 minutes",
+    ),
+    Case(
+        # It is between two starts, and has no series.
+        "TieringdRestartLoop",
+        {"process_start_time_seconds": "0 60 120 180 240 stale"},
+        # Another program of this host.
+        {"process_start_time_seconds": "0", 'process_start_time_seconds{job="node"}': "0 60 120 180 240 300"},
+        "5m",
+        f"tieringd on {HOST} was started 4 times in 30 minutes",
     ),
     Case(
         "TieringdPinsFail",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import confluent_kafka
 import pytest
+import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -17,6 +19,7 @@ from deploy.metrics_reference import labels_by_name
 from tests.e2e.log_files import RECORDS, write_partition
 from tests.support.daemon import Daemon, directory_config, running_daemon, write_config
 from tests.support.prometheus import running_prometheus
+from tests.support.promtool import require_promtool
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "grafana"
 FILES = sorted(DIRECTORY.glob("*.json"))
@@ -113,8 +116,8 @@ def filled(expression):
 @pytest.mark.parametrize(("board", "title", "expression"), PANELS)
 def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
     """Each query asks for exported metrics by their own labels, does not fail, and is not empty."""
-    known = labels_by_name()
-    asked = re.findall(r"\b((?:tieringd|process|vectorized)_[a-z_]+)", expression)
+    known = {*labels_by_name(), "up"}
+    asked = re.findall(r"\b((?:tieringd|process|vectorized)_[a-z_]+|up\b)", expression)
     assert asked
     for name in asked:
         plain = next((name.removesuffix(one) for one in SUFFIXES if name.endswith(one)), name)
@@ -122,6 +125,80 @@ def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
     assert "$" not in filled(expression)
     # A scrape that was answered late leaves no values until the next one.
     prometheus.until(lambda: prometheus.query(filled(expression)), f"{board}: {title} finds something")
+
+
+@pytest.mark.parametrize(
+    ("board", "title", "series", "found"),
+    [
+        pytest.param(
+            "overview",
+            "Ready",
+            {'tieringd_ready{instance="a",reason="store"}': 1, 'up{instance="a"}': 1, 'up{instance="b"}': 0},
+            {"{}": 0},
+            id="one-does-not-answer",
+        ),
+        pytest.param(
+            "overview",
+            "Ready",
+            {'tieringd_ready{instance="a",reason="store"}': 1, 'up{instance="a"}': 1},
+            {"{}": 1},
+            id="all-answer",
+        ),
+        pytest.param(
+            "overview",
+            "Age of the last good round",
+            {
+                'tieringd_reconcile_last_success_timestamp_seconds{instance="a"}': 100,
+                # An archive-only endpoint.
+                'tieringd_reconcile_last_success_timestamp_seconds{instance="b"}': 0,
+            },
+            {'{instance="a",job="tieringd"}': 200},
+            id="one-has-no-rounds",
+        ),
+        pytest.param(
+            "disk",
+            "Pins can be made",
+            {
+                'tieringd_pins_available{instance="a",log_dir="/logs"}': 1,
+                'tieringd_led_partitions{instance="a"}': 3,
+                'tieringd_led_partitions{instance="b"}': 3,
+            },
+            {
+                'tieringd_pins_available{instance="a",job="tieringd",log_dir="/logs"}': 1,
+                '{instance="b",job="tieringd"}': 0,
+            },
+            id="one-makes-no-pins",
+        ),
+    ],
+)
+def test_panel_shows_each_daemon_as_it_is(tmp_path, board, title, series, found):
+    """
+    A daemon that does not answer is not ready, and a daemon whose pins work has no line that says no.
+
+    A process without rounds has no age of one: the time since 1970 would flatten all other lines.
+    """
+    panels = next(one for one in BOARDS if one.name == board).panels
+    (panel,) = (one for one in panels if one.title == title)
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": name.replace("{", '{job="tieringd",'), "values": f"{value}x5"}
+            for name, value in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": filled(panel.queries[0].text),
+                "eval_time": "5m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in found.items()],
+            }
+        ],
+    }
+    path = tmp_path / "panel_test.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run(
+        [require_promtool(), "test", "rules", str(path)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_gateway_board_tells_who_reads_what(prometheus):

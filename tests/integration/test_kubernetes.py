@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -328,6 +330,36 @@ def test_container_lives_on_with_a_faulty_configuration(pod):
     pod.until(lambda: pod.events("admin page listens"), "tieringd listens")
     pod.send_signal(signal.SIGTERM)
     assert pod.wait() == 0
+
+
+PROGRAMS = {
+    # Slow, so that the signal comes between the last look at it and the start.
+    "cksum": "touch looked; sleep 1; exec /usr/bin/cksum",
+    "tieringd": "exec sleep 600",
+}
+
+
+def test_signal_right_before_a_start_prevents_it(tmp_path):
+    """A pod that is deleted in that moment would wait for its whole grace, and kill tieringd at the end."""
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "tieringd.yaml").touch()
+    script = ROOT / "common" / "supervise.sh"
+    container = subprocess.Popen(
+        ["/bin/sh", str(script), str(tmp_path / "tieringd.yaml")],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        start_new_session=True,
+    )
+    try:
+        while not (tmp_path / "looked").exists():
+            time.sleep(0.01)
+        container.send_signal(signal.SIGTERM)
+        assert container.wait(30) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(container.pid, signal.SIGKILL)
 
 
 def is_healthy(pod) -> bool:

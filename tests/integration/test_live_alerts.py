@@ -138,9 +138,8 @@ def test_store_that_is_away_from_the_start_is_seen(tmp_path, logs, watch):
     }
     path = write_config(tmp_path / "tieringd.yaml", config | store)
     with running_daemon(path) as daemon, watch(daemon) as prometheus:
-        until_holding(
-            prometheus, "TieringdNotReady", "TieringdStalled", "TieringdStoreErrors", "TieringdLossUnknown"
-        )
+        until_holding(prometheus, "TieringdNotReady", "TieringdStoreErrors", "TieringdLossUnknown")
+        until_soon_holding(prometheus, "TieringdStalled")
         prometheus.until(
             lambda: (
                 {one["metric"]["reason"] for one in prometheus.query("tieringd_ready == 0")}
@@ -263,7 +262,8 @@ def test_small_disk_without_pins_that_fills_is_seen(tmp_path, watch):
         config["broker"] |= {"kind": "kafka", "bootstrap": [f"127.0.0.1:{port}"], "node_id": 1}
         path = write_config(tmp_path / "tieringd.yaml", config)
         with running_daemon(path) as daemon, watch(daemon) as prometheus:
-            until_holding(prometheus, "TieringdPinsUnavailable", "TieringdNotReady", "TieringdStalled")
+            until_holding(prometheus, "TieringdPinsUnavailable", "TieringdNotReady")
+            until_soon_holding(prometheus, "TieringdStalled")
             # The broker is away.
             until_asked(daemon, f"the broker at 127.0.0.1:{port}", f"segments in {logs} are not pinned")
             for number in range(4):
@@ -323,9 +323,8 @@ def test_daemon_that_starts_again_and_again_is_seen_and_so_is_none(tmp_path, con
                     lambda started=started: prometheus.query(f"process_start_time_seconds == {started!r}"),
                     "this start is seen",
                 )
-                if number == 4:
-                    # A daemon that is gone has no series, and then the rule no longer holds.
-                    until_also_holding(prometheus, "TieringdRestartLoop")
+        prometheus.until(lambda: prometheus.query("up == 0"), "it is between two starts")
+        until_also_holding(prometheus, "TieringdRestartLoop")
     with running_prometheus(tmp_path / "nothing", [], rules=[RULES]) as prometheus:
         until_holding(prometheus, "TieringdAbsent")
 

@@ -24,6 +24,7 @@ from tests.support.daemon import directory_config, write_config
 from tests.support.old_python import MENDS_TIMEOUTS
 from tests.support.ports import free_ports
 from tests.support.processes import Server, program
+from tieringd.cli.init import SECRETS
 from tieringd.config.model import Config
 from tieringd.config.units import DURATION, parse_quantity
 
@@ -95,6 +96,13 @@ def test_image_installs_from_the_locks_only():
     assert {one.split("/")[0] for one in copied} <= kept
     assert instructions("daemon")[0] == ("FROM", "base AS daemon"), "the last stage is the daemon's"
     assert values("base", "ARG")[0] == f"VERSION={PROJECT['project']['version']}"
+
+
+def test_composition_gives_the_secrets_that_a_first_configuration_names():
+    """A container without one of them would end, and start again, for a variable that is not set."""
+    (service,) = yaml.safe_load((LOCKS / "compose.yaml").read_text())["services"].values()
+    given = {name: service["environment"].get(name) for name in SECRETS}
+    assert given == {name: f"${{{name}:-}}" for name in SECRETS}
 
 
 def test_composition_keeps_log_and_pins_on_one_mount_and_waits_for_the_uploads():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 
 SHORTER = {
+    "TieringdStalled": (" > 300", " > 1"),
     "TieringdLoopStalled": (" > 900", " > 3"),
     "TieringdUploadHangs": (" > 600", " > 1"),
     "TieringdHeldByTransaction": (" > 3600", " > 1"),

@@ -210,7 +210,9 @@ def topics(config: ConfigFile, patterns: TopicPatterns = None, output: Format = 
         "remark",
     )
     with unreadable_topics_reported() as on_fault:
-        print_listing(columns, run_async(_topics(loaded(config), patterns, on_fault)), output)
+        print_listing(
+            columns, run_async(_topics(loaded(config, needs_broker=False), patterns, on_fault)), output
+        )
 
 
 @archive_app.command()
@@ -223,7 +225,7 @@ def describe(
     The command asks the daemon that runs with this configuration what a partition waits for, if the
     daemon answers: for example an open transaction, or a fault.
     """
-    rows = run_async(_describe(loaded(config), topic, from_cluster))
+    rows = run_async(_describe(loaded(config, needs_broker=False), topic, from_cluster))
     columns = (
         "partition",
         "start_offset",
@@ -247,7 +249,7 @@ def manifest(
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Show one partition's manifest, every field and every segment."""
-    found = run_async(_manifest(loaded(config), topic, partition, from_cluster))
+    found = run_async(_manifest(loaded(config, needs_broker=False), topic, partition, from_cluster))
     document = _manifest_document(found)
     if output.is_data:
         print_document(document, output)
@@ -273,7 +275,7 @@ def verify(
     """Compare the manifests with the objects; exit 1 when anything is wrong."""
     chosen = [*(topics or ()), *([topic] if topic is not None else ())]
     with unreadable_topics_reported() as on_fault:
-        reports = run_async(_verify(loaded(config), chosen, on_fault, deep=deep))
+        reports = run_async(_verify(loaded(config, needs_broker=False), chosen, on_fault, deep=deep))
         rows = [_report_row(report) for report in reports]
         faults = sum(len(report.faults) for report in reports)
         if output.is_data:
@@ -297,7 +299,7 @@ def cat(topic: Topic, partition: Partition, config: ConfigFile, from_cluster: Fr
         raise typer.BadParameter(
             "standard output is a terminal, and batches are bytes; redirect it to a file or a program"
         )
-    run_async(_cat(loaded(config), topic, partition, from_cluster))
+    run_async(_cat(loaded(config, needs_broker=False), topic, partition, from_cluster))
 
 
 async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault) -> list[dict[str, Any]]:

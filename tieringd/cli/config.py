@@ -18,6 +18,12 @@ from tieringd.config.yaml_source import dotted
 
 config_app = typer.Typer(help="Check and explain a configuration file.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="The configuration file.", envvar="TIERINGD_CONFIG")]
+ArchiveOnly = Annotated[
+    bool,
+    typer.Option(
+        "--archive-only", help="The file is for `tieringd gateway --archive-only`: no broker is needed."
+    ),
+]
 _COLUMNS = 79
 
 
@@ -27,16 +33,16 @@ def _group() -> None:
 
 
 @config_app.command()
-def check(file: File) -> None:
+def check(file: File, archive_only: ArchiveOnly = False) -> None:
     """Report every fault at once, with its line; exit 0 when there is none."""
-    _remark(loaded(file))
+    _remark(loaded(file, needs_broker=not archive_only))
     typer.echo(f"{file}: ok")
 
 
 @config_app.command()
-def show(file: File, output: Format = OutputFormat.TABLE) -> None:
+def show(file: File, output: Format = OutputFormat.TABLE, archive_only: ArchiveOnly = False) -> None:
     """Print every property in effect and where its value came from; secrets are masked."""
-    found = load_with_origins(file, environ=os.environ)
+    found = load_with_origins(file, environ=os.environ, needs_broker=not archive_only)
     settings = list(effective_settings(found))
     if output.is_data:
         print_document({dotted(one.place): _document(one) for one in settings}, output)

@@ -10,7 +10,7 @@ import uvloop
 
 from tieringd.cli.gateway_worker import WORKER_COMMAND
 from tieringd.cli.logging import configure_logging, fatal_errors_logged, set_level
-from tieringd.cli.options import ConfigFile, loaded
+from tieringd.cli.options import AdminHost, ConfigFile, loaded, with_admin_host
 from tieringd.config import Config
 from tieringd.daemon.archive_endpoint import run_archive_endpoint
 from tieringd.daemon.workers.endpoint_workers import run_endpoint_workers
@@ -28,6 +28,7 @@ def gateway(
             "--from-cluster", help="Serve the topics of this cluster only, if the bucket has several."
         ),
     ] = None,
+    admin_host: AdminHost = None,
 ) -> None:
     """
     Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.
@@ -43,7 +44,7 @@ def gateway(
         )
 
     def load() -> Config:
-        return loaded(config, needs_broker=False)
+        return with_admin_host(loaded(config, needs_broker=False), admin_host)
 
     def on_change(changed: Config) -> None:
         set_level(changed.log)

@@ -23,12 +23,13 @@ import typer
 from tieringd.config import Config, parse_config
 from tieringd.errors import ConfigError
 
-_SECRETS: Final = (
+SECRETS: Final = (
     "TIERINGD_ACCESS_KEY",
     "TIERINGD_SECRET_KEY",
     "TIERINGD_AZURE_KEY",
     "TIERINGD_SASL_PASSWORD",
 )
+"""The variables that a written configuration may name."""
 
 
 class BrokerKind(StrEnum):
@@ -155,7 +156,7 @@ def init(
     )
     text = "".join(f"{line}\n" for line in _configuration(answers))
     try:
-        config = parse_config(text, source=str(file), environ=dict.fromkeys(_SECRETS, "x"))
+        config = parse_config(text, source=str(file), environ=dict.fromkeys(SECRETS, "x"))
     except ConfigError as error:
         # Its lines are those of a file that there is not.
         problems = tuple(re.sub(rf"^{re.escape(str(file))}:\d+: ", "", one) for one in error.problems)

@@ -55,6 +55,14 @@ NO_MANIFEST = (
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
 ]
+AdminHost = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-host",
+        help="Where the admin page listens, in place of admin.host; for containers.",
+        envvar="TIERINGD_ADMIN_HOST",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the same, say what would change, and change nothing.")
 ]
@@ -119,6 +127,13 @@ def moment(text: str) -> int:
 def loaded(path: Path, *, needs_broker: bool = True) -> Config:
     """Return the configuration in *path*; ${NAME} is replaced from the environment."""
     return load_config(path, environ=os.environ, needs_broker=needs_broker)
+
+
+def with_admin_host(config: Config, host: str | None) -> Config:
+    """Return *config* with *host* as the address of its admin page; None or an empty text changes nothing."""
+    if not host:
+        return config
+    return config.model_copy(update={"admin": config.admin.model_copy(update={"host": host})})
 
 
 @contextmanager

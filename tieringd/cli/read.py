@@ -143,7 +143,7 @@ def read(
     is_shown = progress if progress is not None else sys.stderr.isatty() and not sys.stdout.isatty()
     run_async(
         _read(
-            loaded(config),
+            loaded(config, needs_broker=False),
             topic,
             partition,
             from_cluster,

@@ -12,7 +12,7 @@ import uvloop
 from tieringd.archiving.partition_status import PassResult
 from tieringd.cli.gateway_worker import WORKER_COMMAND
 from tieringd.cli.logging import configure_logging, fatal_errors_logged, set_level
-from tieringd.cli.options import ConfigFile, loaded
+from tieringd.cli.options import AdminHost, ConfigFile, loaded, with_admin_host
 from tieringd.config import Config
 from tieringd.daemon.app import run_daemon, run_once
 
@@ -26,22 +26,12 @@ def run(
             help="Upload all eligible segments, trim, and exit; the exit code is 0 when nothing remains.",
         ),
     ] = False,
-    admin_host: Annotated[
-        str | None,
-        typer.Option(
-            "--admin-host",
-            help="Where the admin page listens, in place of admin.host; for containers.",
-            envvar="TIERINGD_ADMIN_HOST",
-        ),
-    ] = None,
+    admin_host: AdminHost = None,
 ) -> None:
     """Archive the partitions that the broker on this host leads."""
 
     def load() -> Config:
-        found = loaded(config)
-        if not admin_host:
-            return found
-        return found.model_copy(update={"admin": found.admin.model_copy(update={"host": admin_host})})
+        return with_admin_host(loaded(config), admin_host)
 
     loaded_config = load()
     configure_logging(loaded_config.log)

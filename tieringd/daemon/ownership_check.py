@@ -82,7 +82,13 @@ def claimant_of(config: Config, cluster: str) -> Claimant:
 
 
 def cluster_on_disk(config: Config) -> str | None:
-    """Return the cluster's id as far as no broker is needed to tell it; None otherwise. Blocks."""
+    """
+    Return the cluster's id as far as no broker is needed to tell it; None otherwise. Blocks.
+
+    A configuration that only opens the bucket is for no cluster.
+    """
+    if not config.has_broker_section:
+        return None
     return known_cluster_id(config, cluster_of([str(path) for path in config.broker.log_dirs]))
 
 

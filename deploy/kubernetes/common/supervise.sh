@@ -57,6 +57,8 @@ while [ -z "$stopping" ] && [ ! -e "${SUPERVISE_WAIT_FOR:-/}" ]; do pause 1; don
 while [ -z "$stopping" ]; do
     # The checksum is taken before tieringd reads the file, so the watcher sees every later change.
     before=$(cksum <"$config")
+    # A signal that came meanwhile has reached no child.
+    [ -z "$stopping" ] || break
     tieringd run --config "$config" &
     child=$!
     watch "$child" "$before" &

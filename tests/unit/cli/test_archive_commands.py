@@ -8,10 +8,11 @@ import shutil
 import subprocess
 
 import pytest
+import yaml
 from crc32c import crc32c
 
 from tests.builders import DEFAULT_TIME_MS, segment_bytes
-from tests.support.daemon import command
+from tests.support.daemon import command, write_config
 from tests.unit.cli.commands import BASES, TOPIC, TOPIC_ID, Site, invoked, tieringd
 
 
@@ -50,6 +51,25 @@ def test_json_and_table_say_the_same(site, name):
         for column, text in line.items():
             value = len(row[column]) if column == "faults" else row[column]
             assert text == ("-" if value is None else str(value)), column
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *ARCHIVE_COMMANDS.values(),
+        ("archive", "cat", TOPIC, "0"),
+        ("read", TOPIC, "--partition", "0"),
+        ("recover", "list"),
+    ],
+    ids=" ".join,
+)
+def test_bucket_is_all_that_a_command_about_it_needs(site, words):
+    """A file that only opens the bucket is enough: it is what is left when the cluster is lost."""
+    whole = yaml.safe_load(site.config.read_text())
+    del whole["broker"], whole["log_retention_ms"]
+    found = tieringd(*words, "--config", write_config(site.root / "bucket.yaml", whole))
+    assert (found.exit_code, found.errors) == (0, "")
+    assert found.output == tieringd(*words, "--config", site.config).output
 
 
 def test_topics_gives_counts_and_sizes(site):

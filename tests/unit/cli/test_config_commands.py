@@ -38,6 +38,20 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_file_of_an_archive_only_endpoint_needs_no_broker(file, command):
+    """A file without a broker is sound for an endpoint alone, and its other faults are named all the same."""
+    file.write_text("state_directory: /srv/state\ngateway: {port: 9092}\n")
+    with pytest.raises(ConfigError):
+        invoked("config", command, file)
+    assert invoked("config", command, file, "--archive-only").exit_code == 0
+    file.write_text("state_directory: /srv/state\ngateway: {port: 99999}\n")
+    done = tieringd("config", command, file, "--archive-only")
+    assert done.exit_code == 2
+    assert "2: gateway.port: must be from 0 to 65535" in done.errors
+    assert "broker" not in done.errors
+
+
 def test_show_prints_each_value_with_its_origin(file):
     """No line is wider than a screen; remarks go to standard error, and a secret goes nowhere."""
     done = tieringd("config", "show", file, TIERINGD_TEST_SECRET="hunter2")

@@ -52,3 +52,12 @@ def test_missing_bucket_ends_the_command(tmp_path):
     done = tieringd("gateway", "--archive-only", "--config", str(config))
     assert done.exit_code == 1
     assert "Traceback" not in done.errors
+
+
+def test_admin_page_listens_where_the_container_says(tmp_path):
+    """The image's variable is in place of admin.host, as for `run`; both are addresses of no host here."""
+    config = config_in(tmp_path, admin={"host": "203.0.113.1", "port": 0})
+    assert tieringd("archive", "init", "--config", str(config)).exit_code == 0
+    done = tieringd("gateway", "--archive-only", "--config", str(config), TIERINGD_ADMIN_HOST="203.0.113.2")
+    assert done.exit_code == 2
+    assert "the admin page cannot listen on 203.0.113.2:0" in done.errors

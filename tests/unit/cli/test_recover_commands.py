@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+import yaml
 
 from tests.builders import batch
 from tests.fakes.log_writer import LogWriter
@@ -65,6 +66,18 @@ class Place:
 @pytest.fixture
 def place(tmp_path):
     return Place(tmp_path)
+
+
+@pytest.mark.parametrize("options", [(), ("--shallow",)], ids=["whole", "shallow"])
+def test_file_that_opens_the_bucket_is_enough_for_a_directory(place, options):
+    """A file without a broker section restores as the file of the lost broker does."""
+    whole = yaml.safe_load(place.config.read_text())
+    del whole["broker"], whole["log_retention_ms"]
+    place.config = write_config(place.root / "bucket.yaml", whole)
+    code, rows = place.recover(*options)
+    assert code == 0
+    assert set(rows) == set(range(PARTITIONS))
+    assert all((place.restored(number) > 0) == (not options) for number in rows)
 
 
 @pytest.mark.parametrize("validate", [(), DEEP, (*DEEP, "--validation-depth", "0")])

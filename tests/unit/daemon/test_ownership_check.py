@@ -10,6 +10,7 @@ from crc32c import crc32c
 from tests.support.daemon import directory_config, write_config
 from tieringd.archive.owner_record import OwnerRecord
 from tieringd.config import load_config
+from tieringd.config.load import parse_config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
 from tieringd.daemon.ownership_check import ArchiveCheck, claimant_of, cluster_on_disk, note_host, own_cluster
@@ -137,6 +138,13 @@ def test_owner_is_the_cluster_where_a_broker_tells_it(tmp_path, kind, named, on_
     assert (claimant.owner == BROKER) is is_broker is not note.exists()
     if not is_broker:
         assert json.loads(note.read_bytes())["id"] == claimant.owner
+
+
+def test_file_that_only_opens_the_bucket_is_for_no_cluster(tmp_path):
+    """The default of `cluster_id` would choose the topics of that cluster among those of several."""
+    text = f"state_directory: {tmp_path}\n"
+    config = parse_config(text, source="t.yaml", environ={}, needs_broker=False)
+    assert cluster_on_disk(config) is None
 
 
 async def test_broker_is_asked_for_the_cluster_only_where_its_files_do_not_tell(tmp_path):

@@ -77,7 +77,7 @@ def list_topics(
     everything = ".*" if not patterns and topics is None else topics
     wanted = TopicSelection(chosen_topics(patterns, everything), from_cluster)
     with unreadable_topics_reported() as on_fault:
-        found = run_async(_listed(loaded(config), wanted, on_fault))
+        found = run_async(_listed(loaded(config, needs_broker=False), wanted, on_fault))
         print_listing(LISTED, [listing(one) for one in found], output)
         lost = [partition for one in found for partition in one.without_manifest]
         for partition in lost:
@@ -138,7 +138,11 @@ def directory(
     )
     with unreadable_topics_reported() as on_fault:
         with kept_stopped(log_dir):
-            rows = run_async(into_directory.restored_into_directory(loaded(config), asked, on_fault=on_fault))
+            rows = run_async(
+                into_directory.restored_into_directory(
+                    loaded(config, needs_broker=False), asked, on_fault=on_fault
+                )
+            )
         print_listing(into_directory.REPORTED, rows, output)
     if dry_run:
         typer.echo("nothing was changed", err=True)
