@@ -638,7 +638,8 @@ class Archiver(LeadershipLogger):
         failed, failure = outcome.failed, outcome.failure
         if failed is None:
             return stored, 0, None
-        if isinstance(failure, OldMagicError):
+        if isinstance(failure, OldMagicError) and failure.source == failed.segment.path:
+            # In a later file, in which a transaction ends, old messages are no reason to lose this segment.
             reason = "message format v0/v1 is not archived"
             stored = await self._gaps.record(
                 stored, failed.base_offset, failed.next_offset - 1, reason, after=gap
