@@ -280,6 +280,11 @@ class Archiver(LeadershipLogger):
         return self._claim.last_manifest
 
     @property
+    def last_stored(self) -> StoredManifest | None:
+        """Return what the bucket was last known to hold of the partition; None when it was never asked."""
+        return self._claim.last_stored
+
+    @property
     def held_manifest(self) -> PartitionManifest | None:
         """Return the last manifest that was certain under this leader epoch; None before the first one."""
         return self._claim.held_manifest
