@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in, written_below
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import LogWriter
 from tieringd.model.segment import CrossingTransaction
 
 if TYPE_CHECKING:
@@ -39,6 +42,37 @@ async def test_transaction_that_ends_otherwise_on_the_new_lineage_is_archived_so
         assert found == written_below(writer, manifest.next_offset, read_committed=read_committed)
     assert (b"transacted" in found.values()) == (ended_as == "commit")
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+async def test_empty_log_takes_nothing_from_the_archive(writer, archive, broker, tmp_path):
+    """A log that began anew without a record, as where a disk is not mounted, leaves all that was trimmed."""
+    for _ in range(4):
+        writer.closed_segment()
+    first = archiver_of(writer, archive, broker, leader_epoch=0)
+    for _ in range(4):
+        await first.step(observed(writer, target_bytes=0))
+    before, segments = writer.bases[-1], list(first.manifest.segments)
+    assert writer.bases_on_disk == [before]
+
+    name = writer.identified
+    anew = LogWriter(
+        tmp_path / "anew", name.topic, name.partition, topic_id=name.topic_id, cluster=name.cluster
+    )
+    anew.begin_epoch(1)
+    second = archiver_of(anew, archive, FakeBroker(anew), leader_epoch=1)
+    with capture_logs() as lines:
+        for _ in range(3):
+            result = await second.step(observed(anew, target_bytes=0))
+            assert result.waits_for_lineage
+            assert "is empty, and began anew at offset 0" in result.waits_because
+    assert len([one for one in lines if "its first record replaces all" in one["event"]]) == 1
+    assert list(second.manifest.segments) == segments
+
+    writer.begin_epoch(2)
+    writer.closed_segment()
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=2), writer)
+    assert manifest.gaps == manifest.replacements == ()
+    assert list(await values_in(archive, manifest)) == list(range(writer.bases[-1]))
 
 
 def archived_up_to_a_marker(writer) -> int:
