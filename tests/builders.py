@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 DEFAULT_TIME_MS = 1_700_000_000_000
 
-OLD_MESSAGE_V0 = struct.pack(">qiIbbii", 5, 60, 0, 0, 0, -1, 46) + b"x" * 46
-OLD_MESSAGE_V1 = struct.pack(">qiIbbqii", 5, 68, 0, 1, 0, 1_700_000_000_000, -1, 46) + b"x" * 46
+_OLD_BODY_V0 = struct.pack(">bbii", 0, 0, -1, 46) + b"x" * 46
+_OLD_BODY_V1 = struct.pack(">bbqii", 1, 0, 1_700_000_000_000, -1, 46) + b"x" * 46
+OLD_MESSAGE_V0 = struct.pack(">qiI", 5, 60, zlib.crc32(_OLD_BODY_V0)) + _OLD_BODY_V0
+OLD_MESSAGE_V1 = struct.pack(">qiI", 5, 68, zlib.crc32(_OLD_BODY_V1)) + _OLD_BODY_V1
 """Messages of the formats before batches, built by hand: no broker since Kafka 4 writes them."""
 
 

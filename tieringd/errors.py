@@ -20,6 +20,7 @@ TieringError
 ├── BrokerDenied              the broker refuses an operation for good
 │   └── BrokerLacksApi        the broker does not offer the request
 ├── FencedError               another writer owns the partition: stop, do not retry
+│   ├── ManifestRemoved       the manifest was there, and is gone
 │   └── RivalWriter           another process writes under the same leader epoch
 ├── DataLossError             records that a reader asked for are not in the archive
 ├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
@@ -168,6 +169,14 @@ class BrokerLacksApi(BrokerDenied):
 
 class FencedError(TieringError):
     """Another writer owns the partition's manifest: this archiver stops, and does not retry."""
+
+
+class ManifestRemoved(FencedError):
+    """
+    The partition's manifest was deleted from the bucket.
+
+    No writer may begin anew: the segments that it named still exist.
+    """
 
 
 class RivalWriter(FencedError):

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
-from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed, TieringError
+from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed, StorageDenied, TieringError
 from tieringd.storage.base import (
     Body,
     Condition,
@@ -64,6 +64,8 @@ class MemoryStore:
         """Every call so far: the operation and its key (a prefix, or "" for many keys)."""
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
         self._faults: dict[str, deque[_Fault]] = {}
+        self.denied: set[str] = set()
+        """Keys of which the store answers every request with a refusal, as under a policy for these keys."""
         self._writes = 0
 
     @property
@@ -183,6 +185,8 @@ class MemoryStore:
         self._times.note(None if self.now_ms is None else self.now_ms())
         if fault is not None and not fault.is_after_effect:
             raise fault.error()
+        if key in self.denied:
+            raise StorageDenied(f"{operation} {key}: access denied", key=key)
         yield
         if fault is not None:
             raise fault.error()

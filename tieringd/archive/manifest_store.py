@@ -28,6 +28,7 @@ from tieringd.errors import (
     CorruptDataError,
     FencedError,
     ManifestEdited,
+    ManifestRemoved,
     ObjectNotFound,
     PreconditionFailed,
     RivalWriter,
@@ -382,13 +383,9 @@ class ManifestStore:
         return manifest, info.version
 
 
-def fenced_by_removal(partition: TopicIdPartition) -> FencedError:
-    """
-    Return the error for a removed manifest.
-
-    No writer may begin anew: the segments it named still exist.
-    """
-    return FencedError(
+def fenced_by_removal(partition: TopicIdPartition) -> ManifestRemoved:
+    """Return the error for a removed manifest."""
+    return ManifestRemoved(
         f"the manifest of {partition} was deleted from the bucket while this daemon archived the partition",
         hint="Find out which process deletes objects there before you restart tieringd",
     )

@@ -280,6 +280,11 @@ class Archiver(LeadershipLogger):
         return self._claim.last_manifest
 
     @property
+    def last_stored(self) -> StoredManifest | None:
+        """Return what the bucket was last known to hold of the partition; None when it was never asked."""
+        return self._claim.last_stored
+
+    @property
     def held_manifest(self) -> PartitionManifest | None:
         """Return the last manifest that was certain under this leader epoch; None before the first one."""
         return self._claim.held_manifest
@@ -638,7 +643,8 @@ class Archiver(LeadershipLogger):
         failed, failure = outcome.failed, outcome.failure
         if failed is None:
             return stored, 0, None
-        if isinstance(failure, OldMagicError):
+        if isinstance(failure, OldMagicError) and failure.source == failed.segment.path:
+            # In a later file, in which a transaction ends, old messages are no reason to lose this segment.
             reason = "message format v0/v1 is not archived"
             stored = await self._gaps.record(
                 stored, failed.base_offset, failed.next_offset - 1, reason, after=gap

@@ -121,6 +121,11 @@ class Claim(LeadershipLogger):
         return self._known.manifest if self._known else None
 
     @property
+    def last_stored(self) -> StoredManifest | None:
+        """Return what the bucket was last known to hold; None when it was never asked."""
+        return self._known
+
+    @property
     def held_manifest(self) -> PartitionManifest | None:
         """
         Return the manifest that was last known to be in the bucket under this leader epoch; None before that.

@@ -176,6 +176,7 @@ class LineageKeeper(LeadershipLogger):
         "_desk",
         "_good_part",
         "_has_looked_back",
+        "_has_told_of_empty",
         "_is_epoch_awaited",
         "_layout",
         "_leadership",
@@ -204,6 +205,8 @@ class LineageKeeper(LeadershipLogger):
         """Made where an operator has to decide, and kept until the records of the decision are complete."""
         self._has_looked_back = False
         """Whether it is known that no earlier process has left a decision to be ended."""
+        self._has_told_of_empty = False
+        """Whether it was logged that the leader's log is empty and began anew."""
         self._unwritten: Observation | None = None
         """The first of the consecutive observations that show the same history without the leader's epoch."""
         self._is_epoch_awaited = False
@@ -267,6 +270,7 @@ class LineageKeeper(LeadershipLogger):
         if not is_only_archived and plan.lineage is not Lineage.UNDECIDED:
             await self._end_decisions(stored.existing)
         if replacement is None:
+            self._tell_of_empty(plan)
             return stored, "" if plan.lineage.may_append else plan.reason
         if new_holes:
             base_offset, next_offset = min(new_holes)
@@ -278,6 +282,16 @@ class LineageKeeper(LeadershipLogger):
             # A cut of whole segments would lose offsets that were promised to be durable.
             return await self._keep_good_part(stored, manifest, plan, seen)
         return await self._replace_whole(stored, manifest, plan, seen)
+
+    def _tell_of_empty(self, plan: LineagePlan) -> None:
+        """Log once that the leader's log is empty and began anew, if it is."""
+        if plan.is_empty_anew and not self._has_told_of_empty:
+            self._has_told_of_empty = True
+            self._log.warning(
+                "the leader's log began anew, and its first record replaces all that is archived",
+                archive_next_offset=plan.resume_offset,
+                reason=plan.reason,
+            )
 
     async def _replace_whole(
         self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation

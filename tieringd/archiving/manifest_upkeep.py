@@ -59,7 +59,12 @@ class FollowedManifests:
         self._steady_ms = steady_ms
         self._known: dict[TopicIdPartition, StoredManifest] = {}
         self._removed: set[TopicIdPartition] = set()
-        """Partitions whose manifest was read once, and has gone from the bucket since."""
+        """
+        Partitions whose manifest was read once, and has gone from the bucket since.
+
+        They are remembered as long as this process lives, whatever a scan lacks: an operator restarts it once
+        the reason is known.
+        """
         self._asked_at_ms: dict[TopicIdPartition, int] = {}
 
     def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
@@ -76,12 +81,18 @@ class FollowedManifests:
         """
         return self._known.get(partition)
 
+    def note_removed(self, partition: TopicIdPartition, known: StoredManifest | None) -> None:
+        """Note that the manifest *known*, which an archiver of this daemon used, has gone from the bucket."""
+        if known is not None and known.manifest is not None:
+            self._known[partition] = known
+            self._removed.add(partition)
+
     async def step(self, followed: Collection[TopicIdPartition]) -> int:
         """Refresh those of *followed* that were asked for the longest ago; return how many were read."""
         for gone in self._asked_at_ms.keys() - set(followed):
             del self._asked_at_ms[gone]
-            self._known.pop(gone, None)
-            self._removed.discard(gone)
+            if gone not in self._removed:
+                self._known.pop(gone, None)
         now_ms = self._steady_ms()
         due = [
             one

@@ -40,7 +40,14 @@ from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
 from tieringd.archiving.uploader import LeadershipConfirmation
 from tieringd.config import Config
-from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, ManifestEdited, TieringError
+from tieringd.errors import (
+    STORE_FAULTS,
+    CorruptDataError,
+    FencedError,
+    ManifestEdited,
+    ManifestRemoved,
+    TieringError,
+)
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
@@ -141,6 +148,7 @@ class Reconciler:
     ) -> None:
         """Take the collaborators; *now_ms* is this host's clock, *archive_ms* the clock of the archivers."""
         self._observer = observer
+        self._followed_manifests = followed_manifests
         self._upkeep = upkeep
         self._metrics = metrics
         self._make_archiver = make_archiver
@@ -601,10 +609,7 @@ class Reconciler:
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:
-            fault = self._fenced[leadership] = str(error)
-            kind = PartitionFault.FENCED
-            self._metrics.forget_partition(leadership.partition.topic_partition)
-            log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
+            fault, kind = self._fence(leadership, archiver, error), PartitionFault.FENCED
         except TieringError as error:
             fault, is_store_fault = str(error), isinstance(error, STORE_FAULTS)
             kind = PartitionFault.STORE if is_store_fault else PartitionFault.OTHER
@@ -621,6 +626,16 @@ class Reconciler:
             uploaded, trimmed, pending, fault, waits_because, is_store_fault, archiver.operator_wait, kind
         )
         return status, moved
+
+    def _fence(self, leadership: Leadership, archiver: Archiver, error: FencedError) -> str:
+        """Let *archiver* not be started again under its leadership; return why."""
+        fault = self._fenced[leadership] = str(error)
+        if isinstance(error, ManifestRemoved):
+            # This broker may lead under a later epoch, and would begin a new archive then.
+            self._followed_manifests.note_removed(leadership.partition, archiver.last_stored)
+        self._metrics.forget_partition(leadership.partition.topic_partition)
+        log.error("archiver stopped", partition=str(leadership.partition), reason=fault)
+        return fault
 
     def _stop_archiver(self, leadership: Leadership) -> None:
         running = self._running[leadership]

@@ -44,7 +44,7 @@ from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import LocalSegment
 from tieringd.policies.local_hint import HintMemory, HintPlan, plan_hint
 from tieringd.policies.local_retention import TrimCandidate, TrimPlan, trim_due_ms
-from tieringd.policies.total_retention import plan_local_expiry
+from tieringd.policies.total_retention import is_local_expiry_unproved, plan_local_expiry
 from tieringd.policies.trim_target import TrimObstacle, TrimWishes, plan_trim_to_target
 
 _SEGMENT_BYTES = 1 << 30
@@ -166,6 +166,7 @@ class Trimmer(PartitionLogger):
         "_denied_until_ms",
         "_differs",
         "_failure",
+        "_has_told_of_history",
         "_is_current",
         "_is_held",
         "_leadership",
@@ -228,6 +229,8 @@ class Trimmer(PartitionLogger):
         """The broker's refusal of the last trim; None where it refused nothing."""
         self._trimmed_at = -math.inf
         self._failure = ""
+        self._has_told_of_history = False
+        """Whether it was logged that records past total retention stay, for want of an epoch history."""
         self._is_held = False
         """Whether share groups held something back at the last trim, as far as this was logged."""
         self._space_request: tuple[int, int] | None = None
@@ -354,6 +357,16 @@ class Trimmer(PartitionLogger):
         log_start_offset = seen.bounds.log_start_offset
         before_offset = plan_local_expiry(seen.log, manifest, log_start_offset=log_start_offset)
         if before_offset is None or seen.topic.never_trimmed_because:
+            return 0
+        if is_local_expiry_unproved(seen.log, manifest, log_start_offset=log_start_offset):
+            if not self._has_told_of_history:
+                self._has_told_of_history = True
+                self._log.warning(
+                    "records before the archive's start stay on disk: the log's leader-epoch history does "
+                    "not reach back to them, so they may be others; the broker's retention takes them",
+                    log_start_offset=log_start_offset,
+                    archive_start_offset=manifest.start_offset,
+                )
             return 0
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0

@@ -36,7 +36,10 @@ _REMEDIES: Final = {
         "replica on this broker: Kafka copies it again"
     ),
     "the partition waits for an operator": "see 'When a partition waits for an operator' in operating.md",
-    "archiver stopped": "run one tieringd for each broker: stop the other daemon, then restart this one",
+    "archiver stopped": (
+        "run one tieringd for each broker: stop the other daemon, put a manifest that was deleted back, and "
+        "then restart this one"
+    ),
     "segments are not pinned: the broker may delete what is not durable": (
         "put broker.pin_directory on the file system of the log directory"
     ),

@@ -14,6 +14,7 @@ it in. Records are read in `formats.records`; a whole segment in `formats.segmen
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,11 @@ COMMIT_MARKER = 1
 NO_PRODUCER_ID = -1
 NO_LEADER_EPOCH = -1
 """The leader epoch of a batch that no leader has written."""
+
+_OLD_MAGICS = (0, 1)
+_OLD_CRC_COVERS_FROM = 16
+"""A message of format v0 or v1 has the CRC-32 of all its bytes from its magic on, right before them."""
+_OLD_LENGTH_MIN = 14
 
 _CRC = struct.Struct(">I")
 _MARKER_KEY = struct.Struct(">hh")
@@ -167,11 +173,20 @@ def offsets_fault(base_offset: int, last_offset_delta: int, record_count: int) -
 
 
 def located_fault(
-    header: BatchHeader, fault: str, *, position: int, source: str | None = None
+    header: BatchHeader,
+    fault: str,
+    *,
+    position: int,
+    source: str | None = None,
+    message: bytes | memoryview | None = None,
 ) -> CorruptDataError:
-    """Return *fault* as an error at *position*: an `OldMagicError` if the format is merely old."""
-    # A message of an old format has its size at the same position. Zeros are no message: the file is damaged.
-    if header.magic in (0, 1) and header.length > 0:
+    """
+    Return *fault* as an error at *position*: an `OldMagicError` if the format is merely old.
+
+    *message* is all that *header* counts as its message, or less where the bytes end early. With it, the
+    message's checksum tells an old format from a damaged header. Without it, the header alone decides.
+    """
+    if is_of_old_format(header) and (message is None or _is_sound_old(header, message)):
         return OldMagicError(
             f"message format v{header.magic} is not supported",
             source=source,
@@ -181,6 +196,25 @@ def located_fault(
         )
     offset = header.base_offset if header.base_offset >= 0 else None
     return CorruptDataError(fault, source=source, position=position, offset=offset)
+
+
+def is_of_old_format(header: BatchHeader) -> bool:
+    """Say whether *header* may be of a message of format v0 or v1, which has its size in the same place."""
+    return (
+        header.magic in _OLD_MAGICS and _OLD_LENGTH_MIN <= header.length <= MAX_BATCH_BYTES - LENGTH_STARTS_AT
+    )
+
+
+def _is_sound_old(header: BatchHeader, message: bytes | memoryview) -> bool:
+    """
+    Say whether *message* is whole, and has the checksum of a message of format v0 or v1.
+
+    The magic of a batch is outside its own checksum, so one wrong bit or a lost page makes it look old.
+    """
+    if len(message) < header.size_bytes:
+        return False
+    (crc,) = _CRC.unpack_from(message, LENGTH_STARTS_AT)
+    return bool(zlib.crc32(message[_OLD_CRC_COVERS_FROM : header.size_bytes]) == crc)
 
 
 def check_crc(view: memoryview, header: BatchHeader, position: int = 0) -> None:

@@ -40,6 +40,7 @@ from tieringd.formats.record_batch import (
     TRANSACTIONAL_FLAG,
     BatchHeader,
     header_fault,
+    is_of_old_format,
     located_fault,
 )
 from tieringd.formats.records import control_type
@@ -317,11 +318,17 @@ class SegmentScanner:
             self._ended_by = EndedBy.STOP_OFFSET
             return
         if not self._may_be_torn(view, position, written_to=position + _COUNT_STARTS_AT):
+            message = view[position : position + max(0, header.size_bytes)]
+            if is_of_old_format(header) and len(message) < header.size_bytes:
+                # Its checksum tells an old message from a batch whose magic is damaged.
+                self._wanted_bytes = header.size_bytes
+                return
             raise located_fault(
                 header,
                 header_fault(header) or self._order_fault(header),
                 position=self._position + position,
                 source=self._source,
+                message=message,
             )
 
     def _stop_or_fail_crc(self, view: memoryview, position: int, header: BatchHeader) -> None:
@@ -529,7 +536,10 @@ class HeaderWalk:
         if fault is None and header.base_offset < self.next_offset:
             fault = f"batch offset {header.base_offset} is out of order: {self.next_offset} comes next"
         if fault is not None:
-            raise located_fault(header, fault, position=self.position, source=self._source)
+            left = self._size_bytes - self.position
+            size_bytes = header.size_bytes if is_of_old_format(header) and header.size_bytes <= left else 0
+            message = self._read_at(self.position, size_bytes)
+            raise located_fault(header, fault, position=self.position, source=self._source, message=message)
 
     def _fault(self, fault: str, position: int, header: BatchHeader) -> CorruptDataError:
         return CorruptDataError(fault, source=self._source, position=position, offset=header.base_offset)

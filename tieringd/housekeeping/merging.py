@@ -54,8 +54,14 @@ A run that could be read this often, and not stored, is given up: it may be too 
 or for the disk. Attempts during which the store does not even answer a read do not count.
 """
 
+DENIED_MS = 3_600_000
+"""
+How long a run that the store denied is left alone. The store may deny one key, as under a policy for it or in
+a class of storage that has to be restored first, and the runs behind it must not wait for that.
+"""
+
 _FOR_AN_OPERATOR = (StorageDenied, BucketNotFound, StoreFull)
-"""Errors that concern the whole store and not one run. Any other final error concerns the run."""
+"""Errors that may concern the whole store and not one run. Any other final error concerns the run."""
 
 _REQUESTS_FOR_A_RUN = 5
 """The join, a check of the joined object, its index, and a share of the commit."""
@@ -102,7 +108,14 @@ class SegmentMerger:
         self._cursor = 0
         self._limits: MergeLimits | None = None
         self._failed: list[MergeRun] = []
+        self._denied: dict[MergeRun, int] = {}
+        """Runs that the store denied, each with the time until which it is left alone."""
         self._attempts: Counter[MergeRun] = Counter()
+
+    @property
+    def has_denied(self) -> bool:
+        """Say whether runs are left alone for a time, so that a later plan may name them again."""
+        return bool(self._denied)
 
     def plan(
         self, manifest: PartitionManifest, limits: MergeLimits, *, up_to: int | None = None
@@ -117,7 +130,14 @@ class SegmentMerger:
         behind_offset = max(self._cursor, manifest.start_offset)
         for gone in [run for run in self._attempts if run.next_offset <= behind_offset]:
             del self._attempts[gone]
-        return plan_merges(manifest, limits, from_offset=self._cursor, up_to=up_to, failed=self._failed)
+        now_ms = self._now_ms()
+        for run, until_ms in list(self._denied.items()):
+            # A clock that is set back does not prolong it.
+            if not 0 < until_ms - now_ms <= DENIED_MS:
+                del self._denied[run]
+                self._cursor = min(self._cursor, run.base_offset)
+        left_alone = [*self._failed, *self._denied]
+        return plan_merges(manifest, limits, from_offset=self._cursor, up_to=up_to, failed=left_alone)
 
     def note_done(self, plan: MergePlan) -> None:
         """Continue after *plan* from now on: its runs are merged, or never will be."""
@@ -151,6 +171,8 @@ class SegmentMerger:
                 self._give_up(run, error)
                 return None
         except (CorruptDataError, StorageError) as error:
+            if isinstance(error, StorageDenied) and not error.may_pass:
+                self._denied[run] = self._now_ms() + DENIED_MS
             if isinstance(error, _FOR_AN_OPERATOR):
                 raise
             self._give_up(run, error)
@@ -235,18 +257,32 @@ class MergeJob(PlanningJob[SegmentMerger]):
         plan = known.worker.plan(manifest, limits, up_to=up_to)
         if not plan.runs:
             known.worker.note_done(plan)
-            known.finished = basis if plan.is_complete else None
-            return ShareResult(has_more=not plan.is_complete, may_rest=plan.is_complete)
+            is_over = plan.is_complete and not known.worker.has_denied
+            known.finished = basis if is_over else None
+            return ShareResult(has_more=not plan.is_complete, may_rest=is_over)
         return await self._merge(one, known.worker, manifest, plan)
 
     async def _merge(
         self, one: ArchivedPartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
     ) -> ShareResult:
-        """Merge the runs of a plan."""
+        """
+        Merge the runs of a plan.
+
+        Raises:
+            StorageDenied: The store denied a run, and the others are merged.
+            TieringError: Nothing is merged.
+        """
         requests = sum(run.segments + _REQUESTS_FOR_A_RUN for run in plan.runs)
         merges: list[PreparedMerge] = []
+        denied: StorageDenied | None = None
         for run in plan.runs:
-            prepared = await merger.prepare(manifest, run)
+            try:
+                prepared = await merger.prepare(manifest, run)
+            except StorageDenied as error:
+                if error.may_pass:
+                    raise
+                denied = error
+                continue
             if prepared is not None:
                 merges.append(prepared)
         try:
@@ -257,4 +293,6 @@ class MergeJob(PlanningJob[SegmentMerger]):
             return ShareResult(requests, has_failed=True)
         if lives:
             merger.note_done(plan)
+        if denied is not None:
+            raise denied
         return ShareResult(requests, has_more=lives)

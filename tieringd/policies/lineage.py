@@ -112,6 +112,8 @@ class LineagePlan:
     """Exclusive end of what the archive keeps: the next upload begins here."""
     replacement: ArchiveTruncation | None = None
     """Set exactly when the lineage diverges, or a transaction is open again."""
+    is_empty_anew: bool = False
+    """Whether all of the archive would go, for a log that began anew and has no record yet."""
 
 
 def divergence_offset(
@@ -238,6 +240,13 @@ def plan_replacement(
         from_offset = undecided_from
         reason = f"{reason}; a transaction that is open there began at offset {undecided_from}"
     replacement = _replacement(manifest, log, bounds, divergence, from_offset)
+    if last is not None and replacement.good is None and _is_empty_anew(manifest, log, bounds):
+        reason = (
+            f"the log that leads since epoch {leader_epoch} is empty, and began anew at offset "
+            f"{bounds.log_end_offset}, as after a lost disk: the archive stays as it is before the log has a "
+            "record"
+        )
+        return LineagePlan(Lineage.UNDECIDED, reason, manifest.next_offset, is_empty_anew=True)
     return LineagePlan(Lineage.DIVERGES, reason, replacement.base_offset, replacement)
 
 
@@ -260,6 +269,17 @@ def _without_comparison(
         side = "archive" if log.epochs else "local log"
         return Lineage.UNKNOWN, f"the {side} has no leader-epoch history"
     return None
+
+
+def _is_empty_anew(manifest: PartitionManifest, log: LocalLog, bounds: LogBounds) -> bool:
+    """
+    Say whether *log* never had a record, and has no epoch in common with the archive.
+
+    There is nothing to append yet. The log may be that of a disk that was lost or is not mounted, and then
+    the archive has the only copy. A log whose records only pins hold has a history from before its end.
+    """
+    begin = min(bounds.log_start_offset, log.epochs[0][1])
+    return bounds.log_end_offset <= begin and not knows_divergence(manifest, log)
 
 
 def voided_transactions(

@@ -236,7 +236,7 @@ def plan_local_expiry(log: LocalLog, manifest: PartitionManifest, *, log_start_o
 
     The archive has expired these offsets already, so no stored copy is required. Only whole closed
     segments count, from the head on. The caller has checked that log and archive are on one lineage:
-    below the archive's start both held the same records.
+    below the archive's start both held the same records, unless `is_local_expiry_unproved`.
     """
     if manifest.expired_at_ms is None:
         return None
@@ -247,6 +247,18 @@ def plan_local_expiry(log: LocalLog, manifest: PartitionManifest, *, log_start_o
         if segment.next_offset > log_start_offset:
             before_offset = segment.next_offset
     return before_offset
+
+
+def is_local_expiry_unproved(log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int) -> bool:
+    """
+    Say whether nothing shows that the log's records below the archive's start are those that expired.
+
+    This is so where the archive has a leader-epoch history, and that of the log does not reach back to the
+    log's first record: the log may have begun anew, with other records.
+    """
+    first_offset = log_start_offset if log.first_offset is None else max(log.first_offset, log_start_offset)
+    is_whole = bool(log.epochs) and log.epochs[0][1] <= first_offset
+    return bool(manifest.epochs) and not is_whole
 
 
 def total_bytes(manifest: PartitionManifest, log: LocalLog, *, log_start_offset: int) -> int:

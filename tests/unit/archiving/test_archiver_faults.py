@@ -260,6 +260,64 @@ async def test_old_message_format_is_a_gap_and_not_a_fault(writer, archiver, sto
     assert bases(store, writer) == [good, gap.next_offset]
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(lambda data: data[:16] + b"\0" + data[17:], id="one-bit"),
+        pytest.param(lambda data: data[:14] + bytes(len(data) - 14), id="lost-page"),
+        pytest.param(lambda data: data[:11] + b"\4" + bytes(len(data) - 12), id="lost-page-and-short"),
+        pytest.param(lambda data: OLD_MESSAGE_V1[:-1] + b"y", id="damaged-old-message"),
+        pytest.param(lambda data: OLD_MESSAGE_V1[:-1], id="cut-old-message"),
+    ],
+)
+async def test_damaged_magic_is_a_fault_and_no_old_format(writer, archiver, store, damaged):
+    """A batch whose magic became 0 or 1 is quarantined: another replica may still have its records."""
+    good, bad = writer.closed_segment(), writer.closed_segment()
+    writer.closed_segment()
+    path = writer.log_path(bad)
+    path.write_bytes(damaged(path.read_bytes()))
+
+    result = await archiver.step(observed(writer))
+
+    assert (result.uploaded, result.gaps) == (1, 0)
+    assert str(path) in result.fault
+    manifest = stored_manifest(store, writer)
+    assert (manifest.gaps, bases(store, writer)) == ((), [good])
+
+
+async def test_old_message_format_stays_on_the_broker(writer, archiver, store, broker):
+    """A segment of an old format is trimmed by no local target, and neither is what follows it."""
+    good, passed = writer.closed_segment(), writer.closed_segment()
+    writer.closed_segment()
+    writer.log_path(passed).write_bytes(writer.log_path(passed).read_bytes() + OLD_MESSAGE_V1)
+
+    for _ in range(3):
+        await archiver.step(observed(writer, target_bytes=0))
+
+    (gap,) = stored_manifest(store, writer).gaps
+    assert (gap.base_offset, bases(store, writer)) == (passed, [good, gap.next_offset])
+    assert [before_offset for _, before_offset in broker.trims] == [passed]
+
+
+async def test_old_message_format_behind_a_segment_makes_no_gap_of_it(writer, archiver, store):
+    """A segment whose transaction ends behind messages of an old format is no gap: it has batches alone."""
+    begun = writer.next_offset
+    writer.append(b"a", producer_id=7)
+    writer.roll()
+    behind = writer.next_offset
+    writer.append(b"b")
+    writer.commit(7)
+    writer.roll()
+    writer.log_path(behind).write_bytes(OLD_MESSAGE_V1)
+
+    result = await archiver.step(observed(writer))
+
+    assert result.gaps == 0
+    assert str(writer.log_path(behind)) in result.fault
+    manifest = stored_manifest(store, writer)
+    assert (manifest.gaps, manifest.next_offset) == ((), begun)
+
+
 async def test_old_message_format_in_the_first_segment_begins_the_archive(writer, archiver, store):
     """An archive may begin with a gap."""
     writer.closed_segment()

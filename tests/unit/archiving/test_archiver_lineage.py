@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in, written_below
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import LogWriter
+from tieringd.broker.log_dir import EPOCH_CHECKPOINT
+from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.model.segment import CrossingTransaction
 
 if TYPE_CHECKING:
@@ -39,6 +44,74 @@ async def test_transaction_that_ends_otherwise_on_the_new_lineage_is_archived_so
         assert found == written_below(writer, manifest.next_offset, read_committed=read_committed)
     assert (b"transacted" in found.values()) == (ended_as == "commit")
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+async def test_empty_log_takes_nothing_from_the_archive(writer, archive, broker, tmp_path):
+    """A log that began anew without a record, as where a disk is not mounted, leaves all that was trimmed."""
+    for _ in range(4):
+        writer.closed_segment()
+    first = archiver_of(writer, archive, broker, leader_epoch=0)
+    for _ in range(4):
+        await first.step(observed(writer, target_bytes=0))
+    before, segments = writer.bases[-1], list(first.manifest.segments)
+    assert writer.bases_on_disk == [before]
+
+    anew = log_begun_anew(writer, tmp_path)
+    anew.begin_epoch(1)
+    second = archiver_of(anew, archive, FakeBroker(anew), leader_epoch=1)
+    with capture_logs() as lines:
+        for _ in range(3):
+            result = await second.step(observed(anew, target_bytes=0))
+            assert result.waits_for_lineage
+            assert "is empty, and began anew at offset 0" in result.waits_because
+    assert len([one for one in lines if "its first record replaces all" in one["event"]]) == 1
+    assert list(second.manifest.segments) == segments
+
+    writer.begin_epoch(2)
+    writer.closed_segment()
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=2), writer)
+    assert manifest.gaps == manifest.replacements == ()
+    assert list(await values_in(archive, manifest)) == list(range(writer.bases[-1]))
+
+
+@pytest.mark.parametrize("is_led_since", [False, True], ids=["lost", "begun-later"])
+async def test_log_without_a_history_loses_nothing_by_the_archives_start(
+    writer, archive, broker, tmp_path, is_led_since
+):
+    """
+    A log that began anew and lost its file of leader epochs keeps records that were never archived.
+
+    A broker that leads since has noted its own epoch alone, where the log ended then.
+    """
+    for _ in range(6):
+        writer.closed_segment()
+    await stepped(archiver_of(writer, archive, broker, leader_epoch=0), writer)
+    stored = await archive.manifests.load(writer.identified)
+    await archive.manifests.commit(stored, stored.existing.expired(4, now_ms=1), leader_epoch=0)
+
+    anew = log_begun_anew(writer, tmp_path)
+    for _ in range(3):
+        anew.closed_segment(b"never archived")
+    others = FakeBroker(anew)
+    others.epochs[anew.name] = 1
+    (anew.path / EPOCH_CHECKPOINT).unlink()
+    if is_led_since:
+        (anew.path / EPOCH_CHECKPOINT).write_bytes(encode_epoch_checkpoint([(1, anew.next_offset)]))
+    second = archiver_of(anew, archive, others, leader_epoch=1)
+    with capture_logs() as lines:
+        for _ in range(3):
+            await second.step(observed(anew, target_bytes=0))
+
+    assert len([one for one in lines if "history does not reach back" in one["event"]]) == 1
+    assert (others.trims, anew.bases_on_disk) == ([], anew.bases)
+
+
+def log_begun_anew(writer, tmp_path) -> LogWriter:
+    """Return an empty log of the same partition, on another disk."""
+    name = writer.identified
+    return LogWriter(
+        tmp_path / "anew", name.topic, name.partition, topic_id=name.topic_id, cluster=name.cluster
+    )
 
 
 def archived_up_to_a_marker(writer) -> int:

@@ -115,8 +115,30 @@ async def test_manifest_that_was_removed_fences_the_next_leader(followed_manifes
     assert followed_manifests.take(PARTITION).manifest == followed_manifests.manifest(PARTITION)
 
 
+async def test_removed_manifest_is_remembered_over_a_scan_without_its_topic(
+    followed_manifests, manifests, clock, store
+):
+    """A partition that one scan lacks, as one that cannot be read, is fenced as before when it is back."""
+    committed = await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION])
+    store.remove(manifest_key(PARTITION))
+    clock.now_ms += REFRESH_INTERVAL_MS
+    await followed_manifests.step([PARTITION])
+    await followed_manifests.step([])
+    for _ in range(2):
+        await followed_manifests.step([PARTITION])
+        assert followed_manifests.take(PARTITION) == committed
+        assert followed_manifests.manifest(PARTITION) is None
+        clock.now_ms += REFRESH_INTERVAL_MS
+    claim = Claim(
+        Leadership(PARTITION, 6), manifests, metrics=Metrics(), known=followed_manifests.take(PARTITION)
+    )
+    with pytest.raises(FencedError, match="was deleted from the bucket"):
+        await claim.current(lambda: stored([]))
+
+
 async def test_topic_that_is_created_again_is_not_fenced(followed_manifests, manifests, clock, store):
-    """A removed manifest is forgotten with its topic; a topic of the same name has another id."""
+    """A topic of the same name has another id, and nothing is known of it."""
     again = replace(PARTITION, topic_id="AnotherIdAnotherIdAnoA")
     await commit(manifests, stored([remote(0, 9)]))
     await followed_manifests.step([PARTITION])
@@ -124,9 +146,6 @@ async def test_topic_that_is_created_again_is_not_fenced(followed_manifests, man
     clock.now_ms += REFRESH_INTERVAL_MS
     await followed_manifests.step([PARTITION, again])
     assert followed_manifests.take(again) == StoredManifest(None, None)
-    await followed_manifests.step([again])
-    await followed_manifests.step([PARTITION, again])
-    assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
 
 
 async def test_follower_refreshes_a_copy_when_it_is_old_and_not_before(followed_manifests, manifests, clock):

@@ -148,6 +148,36 @@ async def test_fence_holds_over_a_round_that_cannot_read_the_partition(daemon, s
 
 
 @virtually
+async def test_removed_manifest_fences_the_next_epochs_too(daemon, store):
+    """A removed manifest is not begun anew by a later epoch, and one that is put back is gone on with."""
+    writer = daemon.writers[1]
+    async with daemon.running():
+        key = manifest_key(writer.identified)
+        first = writer.closed_segment()
+        await daemon.round()
+        held = (await store.get(key))[0]
+        store.remove(key)
+        writer.closed_segment()
+        await daemon.round()
+        for epoch in (1, 2):
+            daemon.broker.epochs[writer.name] = epoch
+            writer.begin_epoch(epoch)
+            writer.closed_segment()
+            for _ in range(2):
+                await daemon.round()
+            assert stored_manifest(store, writer) is None
+            assert "was deleted from the bucket" in daemon.status(writer, epoch).fault
+
+        store.add(key, held)
+        daemon.broker.epochs[writer.name] = 3
+        writer.begin_epoch(3)
+        for _ in range(3):
+            await daemon.round()
+        assert daemon.status(writer, 3).fault == ""
+        assert daemon.archived()["orders-1"][:2] == [0, first]
+
+
+@virtually
 async def test_fenced_archiver_stays_stopped_until_a_new_epoch(daemon, store):
     """A partition lost to another writer is left to it; a new epoch is a new claim."""
     writer = daemon.writers[1]

@@ -103,6 +103,16 @@ def test_walk_over_old_messages_says_so(message):
         list(walk(message * 3).batches())
 
 
+@pytest.mark.parametrize("tail", [b"", batch(3)], ids=["last", "before-another"])
+def test_walk_tells_a_damaged_magic_from_old_messages(tail):
+    """A batch whose magic alone is damaged is corrupt, and so is one that ends early."""
+    whole = batch(0)
+    for data in (whole[:16] + b"\1" + whole[17:] + tail, whole[:16] + b"\1" + whole[17:-1]):
+        with pytest.raises(CorruptDataError, match="magic is 1, not 2") as caught:
+            list(walk(data).batches())
+        assert not isinstance(caught.value, OldMagicError)
+
+
 def test_walk_reports_offsets_out_of_order():
     """A batch that does not follow the one before it is corrupt, and located."""
     with pytest.raises(CorruptDataError, match="3 is out of order: 6 comes next") as caught:

@@ -262,9 +262,21 @@ def test_epoch_that_goes_back_is_corrupt():
 
 def test_old_messages_are_told_from_corruption():
     """A segment in format v1 raises the error that the archiver treats as a gap."""
-    with pytest.raises(OldMagicError, match="v1 is not supported") as caught:
-        scan(OLD_MESSAGE_V1, source="t-0/0.log")
-    assert caught.value.source == "t-0/0.log"
+    for chunk_bytes in (1, 62, 1000):
+        with pytest.raises(OldMagicError, match="v1 is not supported") as caught:
+            scan(OLD_MESSAGE_V1 + SOUND, chunk_bytes=chunk_bytes, source="t-0/0.log")
+        assert caught.value.source == "t-0/0.log"
+
+
+@pytest.mark.parametrize("magic", [b"\0", b"\1"])
+def test_damaged_magic_is_told_from_old_messages(magic):
+    """A batch whose magic alone is damaged is corrupt: the magic is outside the batch's checksum."""
+    data = SOUND[: BATCH_BYTES + 16] + magic + SOUND[BATCH_BYTES + 17 :]
+    for chunk_bytes in (1, 62, 1000):
+        with pytest.raises(CorruptDataError, match=f"magic is {magic[0]}, not 2") as caught:
+            scan(data, chunk_bytes=chunk_bytes)
+        assert not isinstance(caught.value, OldMagicError)
+        assert (caught.value.position, caught.value.offset) == (BATCH_BYTES, 3)
 
 
 @pytest.mark.parametrize("topic", ["codec-gzip", "transactions", "rolled", "compacted"])

@@ -14,9 +14,9 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import ChangeQueue
-from tieringd.errors import StorageUnavailable
+from tieringd.errors import StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import index_key
-from tieringd.housekeeping.merging import MergeJob, SegmentMerger
+from tieringd.housekeeping.merging import DENIED_MS, MergeJob, SegmentMerger
 from tieringd.housekeeping.partition_sweep import ArchivedPartition
 
 SEGMENTS = 8
@@ -209,6 +209,31 @@ async def test_runs_that_cannot_be_merged_are_passed_over(daemon, store, writers
         requests = len(store.requests)
         assert not (await daemon.job.turn(requests_max=10_000)).has_more
         assert len(store.requests) == requests
+
+
+@virtually
+async def test_denied_object_holds_up_no_other_merge(daemon, store, writers):
+    """A run with an object that the store denies is told of once an hour; those beside it are merged."""
+    async with daemon.running():
+        await settled(daemon)
+        store.denied.add(index_key(writers[0].identified, stored_manifest(store, writers[0]).segments[1]))
+        with pytest.raises(StorageDenied, match="access denied"):
+            await daemon.job.turn(requests_max=10_000)
+        await daemon.turns()
+        assert [len(named) for named in daemon.archived().values()] == [6, 4, 4]
+        requests = len(store.requests)
+        await daemon.turns()
+        assert len(store.requests) == requests
+
+        daemon.clock.now_ms += DENIED_MS
+        with pytest.raises(StorageDenied, match="access denied"):
+            await daemon.turns()
+        store.denied.clear()
+        await daemon.turns()
+        assert [len(named) for named in daemon.archived().values()] == [6, 4, 4]
+        daemon.clock.now_ms += DENIED_MS
+        await daemon.turns()
+        assert [len(named) for named in daemon.archived().values()] == [4, 4, 4]
 
 
 @virtually

@@ -19,7 +19,7 @@ from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import data_key, index_key, topic_key
-from tieringd.housekeeping.merging import ATTEMPTS_MAX, SegmentMerger
+from tieringd.housekeeping.merging import ATTEMPTS_MAX, DENIED_MS, SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits
@@ -197,13 +197,14 @@ async def test_store_that_is_away_is_asked_again(store, writer, tmp_path):
 
 
 async def test_store_that_denies_everything_is_for_an_operator(store, writer, tmp_path):
-    """Wrong credentials are no reason to give a run up."""
+    """Wrong credentials are no reason to give a run up for good."""
     _, limits = await filled(writer, store)
     merging = Merging(store, writer, tmp_path)
     store.fail_next("join", lambda: StorageDenied("403"), times=ATTEMPTS_MAX + 1)
     for _ in range(ATTEMPTS_MAX + 1):
         with pytest.raises(StorageDenied):
             await merging.step(limits)
+        merging.clock.now_ms += DENIED_MS
     assert await merging.all_steps(limits) >= 2
 
 

@@ -406,6 +406,17 @@ def test_a_replacement_says_what_the_local_log_can_no_longer_give(
     )
 
 
+@pytest.mark.parametrize("entries", [((0, 99), (100, 299)), ((100, 299),)], ids=["from 0", "later"])
+def test_an_empty_log_that_began_anew_replaces_nothing(entries):
+    """A log without a record, as after a lost disk, takes no record's place; its first record does."""
+    found = plan(archive(*entries), bases=(0,), epochs=((NEW, 0),), log_end_offset=0)
+    assert (found.lineage, found.replacement, found.resume_offset) == (Lineage.UNDECIDED, None, 300)
+    assert "is empty, and began anew" in found.reason
+
+    found = plan(archive(*entries), bases=(0,), epochs=((NEW, 0),), log_end_offset=1)
+    assert (found.lineage, found.resume_offset) == (Lineage.DIVERGES, 0)
+
+
 @pytest.mark.parametrize(
     ("entries", "epochs", "missing"),
     [
