@@ -202,32 +202,32 @@ async def test_reader_that_reports_wrong_bytes_has_the_chunk_checked_again(host,
         assert read_bytes(host) == (2 * CHUNK_BYTES, 0, 0)
 
 
-async def test_deleted_object_is_read_to_the_end_and_then_gives_its_room_back(host, disk, stored):
+async def test_deleted_object_is_read_to_the_end_and_then_gives_its_room_back(host, disk, stored, tmp_path):
     """A reader that has it open reads on. The next one is told, and the file is not held open for another."""
     async with running(host) as hydrator:
-        before = open_files()
+        before = open_files(tmp_path)
         chunk = hydrator.layout(stored.index).chunks[0]
         found = await hydrator.open(PARTITION, stored.segment, stored.index, chunk)
         disk.delete(stored.key)
         host.open_chunks.sweep()
         assert part_of(found) == stored.data[:CHUNK_BYTES]
         found.close()
-        assert open_files() == before
+        assert open_files(tmp_path) == before
         with pytest.raises(ObjectNotFound):
             await host.read(stored)
 
 
-async def test_idle_chunk_of_a_deleted_object_is_closed_by_the_next_sweep(host, disk, stored):
+async def test_idle_chunk_of_a_deleted_object_is_closed_by_the_next_sweep(host, disk, stored, tmp_path):
     """No reader has to ask for it."""
     host.open_chunks.limits = ChunkEvictionLimits(EvictionStrategy.CAPPED, min_chunks_threshold=1)
     async with running(host):
-        before = open_files()
+        before = open_files(tmp_path)
         await host.read(stored)
         host.open_chunks.sweep()
-        assert open_files() == before + 1
+        assert open_files(tmp_path) == before + 1
         disk.delete(stored.key)
         host.open_chunks.sweep()
-        assert open_files() == before
+        assert open_files(tmp_path) == before
 
 
 @pytest.mark.parametrize("filesystem", ["nfs4", "fuse.rclone", "tmpfs", ""])
@@ -340,17 +340,17 @@ async def test_cancelled_reader_leaves_no_open_file(host, disk, stored, caller):
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_cancelled_opening_leaves_no_open_file(disk, stored):
+async def test_cancelled_opening_leaves_no_open_file(disk, stored, tmp_path):
     """The thread may have opened the file before the caller is told."""
     for steps in range(6):
-        before = open_files()
+        before = open_files(tmp_path)
         task = asyncio.create_task(disk.open_object(stored.key))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         with suppress(asyncio.CancelledError):
             os.close(await task)
-        assert open_files() == before
+        assert open_files(tmp_path) == before
 
 
 class Part(ArrivingChunk):
@@ -378,14 +378,14 @@ async def test_first_records_are_given_out_while_the_rest_is_checked(tmp_path, d
     part = Part(chunk)
     in_place = ObjectsInPlace(disk, tmp_path, Metrics().cache)
     expected = ExpectedBatches.of_index(stored.index, chunk.position, chunk.end)
-    before = open_files()
+    before = open_files(tmp_path)
     opened = await in_place.open(stored.key, "a", chunk, expected, part)
     ((next_offset, data),) = part.read
     assert chunk.base_offset < next_offset < chunk.next_offset
     assert data == stored.bytes_of(chunk)[: len(data)]
     assert len(data) == (next_offset - chunk.base_offset) // 3 * BATCH_BYTES
     opened.close()
-    assert open_files() == before
+    assert open_files(tmp_path) == before
     in_place.close()
 
 
@@ -458,13 +458,13 @@ async def test_archive_on_another_disk_is_looked_at_once_a_minute(tmp_path):
         return await in_place.open(stored.key, "a", chunk, expected, ArrivingChunk(chunk))
 
     in_place = ObjectsInPlace(disk, Path("/proc"), Metrics().cache)
-    before = open_files()
+    before = open_files(tmp_path)
     assert [await opened() for _ in range(3)] == [None, None, None]
     assert disk.opened == 1
     await asyncio.sleep(LOOK_AGAIN_SECONDS)
     assert await opened() is None
     assert disk.opened == 2
-    assert open_files() == before
+    assert open_files(tmp_path) == before
     in_place.close()
     await disk.close()
 

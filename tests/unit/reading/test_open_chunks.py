@@ -36,13 +36,13 @@ def time():
 
 
 @pytest.fixture
-def opened(time):
+def opened(time, tmp_path):
     """Give open chunks; in the end none of their files is open."""
-    before = open_files()
+    before = open_files(tmp_path)
     opened = OpenChunks(ChunkEvictionLimits(), now=lambda: time[0], metrics=Metrics().cache)
     yield opened
     opened.close()
-    assert open_files() == before
+    assert open_files(tmp_path) == before
 
 
 def add(opened, directory, number):
@@ -62,16 +62,16 @@ def test_readers_share_a_descriptor(opened, directory):
     assert (opened.in_use(), opened.holds(name)) == (frozenset(), True)
 
 
-def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory):
+def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory, tmp_path):
     """No other reader gets it; it is closed when it is given back."""
     name = add(opened, directory, 0)
     entry = opened.take(name, 3)
-    before = open_files()
+    before = open_files(tmp_path)
     opened.forget([name, "unknown"])
     assert opened.take(name, 3) is None
     assert os.pread(entry.file.fd, 9, 0) == b"abc"
     opened.give_back(entry)
-    assert open_files() == before - 1
+    assert open_files(tmp_path) == before - 1
 
 
 def test_chunk_of_another_size_or_changed_on_the_disk_is_not_given(opened, directory):
@@ -116,14 +116,14 @@ def test_sweep_closes_what_the_strategy_does_not_keep(opened, directory, time):
 
 
 @pytest.mark.parametrize("strategy", EvictionStrategy)
-def test_strategies_bound_open_files_and_trims_bound_files_on_the_disk(opened, directory, strategy):
+def test_strategies_bound_open_files_and_trims_bound_files_on_the_disk(opened, directory, strategy, tmp_path):
     """A chunk that is closed is read again without a download, until the cache is over its limit."""
     names = [add(opened, directory, number) for number in range(4)]
     opened.limits = ChunkEvictionLimits(strategy, hydrated_ratio=0.5, min_chunks_threshold=0)
-    before = open_files()
+    before = open_files(tmp_path)
     opened.sweep()
     still_open = 0 if strategy is EvictionStrategy.EAGER else 2
-    assert open_files() == before - 4 + still_open
+    assert open_files(tmp_path) == before - 4 + still_open
     assert directory.accounts.use().objects == 4
     assert [data_in(directory, name, 3) for name in names] == [b"abc"] * 4
     demand = trim_demand(directory.accounts.use(), TrimLimits(size_bytes=100, objects=2, low_watermark=1.0))
