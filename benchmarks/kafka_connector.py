@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.support.kafka_jars import MissingPartError, cache_directory, program
+from tests.support.kafka_jars import QUICK_JAVA, MissingPartError, cache_directory, program, run_maven
 
 CONNECTOR_VERSION = "4.2.0"
 CLIENT_VERSION = "3.9.2"
@@ -40,14 +40,7 @@ def connector_jars() -> str:
             fetched = Path(temporary) / "jars"
             fetched.mkdir()
             for part in _PARTS:
-                _run(
-                    program("mvn"),
-                    "-q",
-                    "-B",
-                    "dependency:copy",
-                    f"-Dartifact={part}",
-                    f"-DoutputDirectory={fetched}",
-                )
+                run_maven("dependency:copy", f"-Dartifact={part}", f"-DoutputDirectory={fetched}")
             _compile(fetched, Path(temporary) / "classes")
             fetched.rename(directory)
     return ",".join(str(path) for path in sorted(directory.glob("*.jar")))
@@ -57,7 +50,8 @@ def _compile(jars: Path, classes: Path) -> None:
     java = Path(program("java")).resolve().parent
     spark_jars = Path(pyspark.__file__).parent / "jars"
     sources = [str(path) for path in sorted(_STUB.glob("*.java"))]
-    _run(str(java / "javac"), "-cp", f"{spark_jars}/*", "-d", str(classes), *sources)
+    quick = [f"-J{option}" for option in QUICK_JAVA]
+    _run(str(java / "javac"), *quick, "-cp", f"{spark_jars}/*", "-d", str(classes), *sources)
     _run(str(java / "jar"), "cf", str(jars / "token-provider.jar"), "-C", str(classes), ".")
 
 

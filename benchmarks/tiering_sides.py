@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import subprocess
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from benchmarks.harness import process_cpu_seconds
 from benchmarks.kept_code import kept_machine_code
 from tests.support.daemon import NewDaemon, running_daemon, write_config
 from tests.support.gateways import BrokerBehind
-from tests.support.kafka_jars import KAFKA_VERSION, MissingPartError, cache_directory, program
+from tests.support.kafka_jars import KAFKA_VERSION, cache_directory, run_maven
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -211,7 +210,7 @@ def _test_jar() -> Path:
     Return Kafka's test jar with `LocalTieredStorage`, and fetch it through Maven where it is not there yet.
 
     Raises:
-        MissingPartError: Maven is not installed, or failed.
+        MissingPartError: Java or Maven is not installed, or Maven failed.
     """
     jar = cache_directory() / f"kafka-{KAFKA_VERSION}-tests" / f"kafka-storage-{KAFKA_VERSION}-test.jar"
     if jar.exists():
@@ -220,11 +219,6 @@ def _test_jar() -> Path:
     artifact = f"org.apache.kafka:kafka-storage:{KAFKA_VERSION}:jar:test"
     # The rename is the last step, so that an existing file is always complete.
     with tempfile.TemporaryDirectory(dir=jar.parent.parent, prefix="fetching-") as temporary:
-        command = [program("mvn"), "-q", "-B", "dependency:copy", f"-Dartifact={artifact}"]
-        done = subprocess.run(
-            [*command, f"-DoutputDirectory={temporary}"], check=False, capture_output=True, text=True
-        )
-        if done.returncode != 0:
-            raise MissingPartError(f"Maven could not fetch {artifact}:\n{done.stdout}{done.stderr}")
+        run_maven("dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={temporary}")
         (Path(temporary) / jar.name).rename(jar)
     return jar

@@ -18,12 +18,9 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
-from tests.support.kafka_jars import jar_directory
+from tests.support.kafka_jars import QUICK_JAVA, jar_directory
 from tests.support.spark_workers import interpreter
-
-QUICK: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def kafka_archive() -> Path:
@@ -42,9 +39,9 @@ def spark_archive() -> Path:
 def options_with(archive: Path) -> list[str]:
     """Return the Java options for a quick start, with the classes of *archive* if it exists."""
     if not archive.exists():
-        return list(QUICK)
+        return list(QUICK_JAVA)
     # Without -Xlog:disable, Java prints a line on standard output if the archive does not fit.
-    return [*QUICK, f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
+    return [*QUICK_JAVA, f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
 
 
 def spark_java_options() -> str:
@@ -56,7 +53,7 @@ def spark_environment() -> dict[str, str]:
     """Return the environment variables for a quick start of PySpark's sessions and commands."""
     return interpreter() | {
         # For a first JVM, which computes the command line of the second one.
-        "SPARK_LAUNCHER_OPTS": " ".join(QUICK),
+        "SPARK_LAUNCHER_OPTS": " ".join(QUICK_JAVA),
         "SPARK_SUBMIT_OPTS": spark_java_options(),
     }
 

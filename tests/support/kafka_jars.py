@@ -13,13 +13,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 KAFKA_VERSION = "4.1.0"
 POM = Path(__file__).with_name("kafka-pom.xml")
+QUICK_JAVA: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Options for a JVM that ends soon: the C1 compiler alone compiles fast."""
 _PACKAGES = {"java": "a Java runtime, 17 or newer (Debian: default-jre-headless)", "mvn": "Debian: maven"}
 
 
@@ -62,6 +64,22 @@ def program(name: str) -> str:
     return path
 
 
+def run_maven(*arguments: str) -> None:
+    """
+    Run Maven with *arguments*.
+
+    Raises:
+        MissingPartError: Java or Maven is not installed, or Maven failed.
+    """
+    program("java")
+    options = " ".join([os.environ.get("MAVEN_OPTS", ""), *QUICK_JAVA])
+    command = [program("mvn"), "-q", "-B", *arguments]
+    environment = os.environ | {"MAVEN_OPTS": options}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise MissingPartError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
 def require_jars() -> Path:
     """
     Return the directory of the jars.
@@ -85,18 +103,11 @@ def fetch_jars() -> Path:
     directory = jar_directory()
     if directory.is_dir():
         return directory
-    program("java")
-    maven = program("mvn")
     directory.parent.mkdir(parents=True, exist_ok=True)
     # The rename is the last step, so that an existing directory is always complete.
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
         fetched = Path(temporary) / "lib"
-        command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
-        done = subprocess.run(
-            [*command, f"-DoutputDirectory={fetched}"], check=False, capture_output=True, text=True
-        )
-        if done.returncode != 0:
-            raise MissingPartError(f"Maven could not fetch the broker's jars:\n{done.stdout}{done.stderr}")
+        run_maven("-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={fetched}")
         try:
             fetched.rename(directory)
         except OSError:

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.class_data import QUICK, kafka_archive, spark_archive, spark_environment
+from tests.support.class_data import kafka_archive, spark_archive, spark_environment
 from tests.support.kafka import KafkaCluster
+from tests.support.kafka_jars import QUICK_JAVA
 from tests.support.spark_session import running_spark
 from tieringd.cli.logging import configure_logging
 from tieringd.config.model import LogConfig
@@ -60,7 +61,8 @@ def _use_kafka(directory: Path, option: str) -> None:
 
 
 def _use_spark(directory: Path, option: str) -> None:
-    os.environ |= spark_environment() | {"SPARK_SUBMIT_OPTS": " ".join([*QUICK, "-Xlog:disable", option])}
+    submitted = " ".join([*QUICK_JAVA, "-Xlog:disable", option])
+    os.environ |= spark_environment() | {"SPARK_SUBMIT_OPTS": submitted}
     quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     with running_spark(directory, options=quiet) as spark:
         assert spark.sparkContext.parallelize([1, 2], 2).map(lambda one: one + 1).sum() == 5
