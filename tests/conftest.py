@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 pytest_plugins = [
+    "tests.support.forked_workers",
     "tests.support.suite_report",
     "tests.support.shared_brokers",
     "tests.support.ended_fixtures",

@@ -106,13 +106,13 @@ STEM_OPTION: Final = "--stem"
 
 
 class Stem:
-    """A handle of a stem, a process that has everything imported: *module*, run as one."""
+    """A handle of a stem, a process that has everything imported: *module*, run as one with *arguments*."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tieringd-stem-")
         self.address = str(Path(self._directory.name) / "socket")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, STEM_OPTION, self.address],
+            [sys.executable, "-m", module, STEM_OPTION, self.address, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
@@ -233,9 +233,10 @@ def serve(address: str) -> dict[str, Any]:
         sys.stdout.flush()
         while True:
             readable, _, _ = select.select([listener, sys.stdin], [], [], 1)
+            # First, so that the processor time of all that ended is told as this process's.
+            _reap()
             if sys.stdin in readable:
                 os._exit(0)
-            _reap()
             if listener not in readable:
                 continue
             connection, _ = listener.accept()
