@@ -36,6 +36,7 @@ def test_that_kills_its_worker():
 
 
 def test_workers_are_forks_of_one_process(tmp_path: Path):
+    """One process imports the tests. Its forks run them, tell what failed, and one that ends is replaced."""
     (tmp_path / "test_them.py").write_text(_TESTS)
     command = (
         *(sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.support.forked_workers"),

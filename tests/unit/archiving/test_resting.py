@@ -389,6 +389,7 @@ async def test_wake_up_before_the_wait_is_not_lost_and_counts_once():
 
 
 async def test_wake_up_survives_a_wait_that_was_cancelled():
+    """A wait that is cancelled before the wake-up takes nothing from it."""
     wake_up = WakeUp()
     waiting = asyncio.create_task(wake_up.wait())
     await asyncio.sleep(0)
@@ -400,6 +401,7 @@ async def test_wake_up_survives_a_wait_that_was_cancelled():
 
 
 async def test_wake_up_that_comes_with_the_cancellation_is_kept():
+    """A wait that is cancelled after the wake-up leaves it to the next wait."""
     wake_up = WakeUp()
     waiting = asyncio.create_task(wake_up.wait())
     await asyncio.sleep(0)
