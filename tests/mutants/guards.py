@@ -183,10 +183,17 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "only-in-the-archive",
         f"{_ARCHIVING}/lineage_keeper.py",
-        "if _keeps_good_part(replacement, seen):",
+        "if _keeps_good_part(plan.replacement, seen):",
         "if False:",
         "Good records that only the archive has are never cut off",
         theme="good part",
+    ),
+    guard(
+        "log-that-began-anew",
+        f"{_ARCHIVING}/lineage_keeper.py",
+        "if plan.is_log_anew:\n            return await",
+        "if False:\n            return await",
+        "Not all of an archive goes without an operator, for a log that has no epoch in common with it",
     ),
     guard(
         "history-too-early",

@@ -132,7 +132,12 @@ class ClusterPromises:
                 self._check_cut(partition, earlier, manifest, cut.base_offset)
                 # Of a segment in which the archive begins, only what follows the start counts.
                 start_offset = manifest.start_offset
-                known = [one for one in known if max(one.base_offset, start_offset) < cut.base_offset]
+                kept = [one for one in known if max(one.base_offset, start_offset) < cut.base_offset]
+                is_shared = {epoch for epoch, _ in earlier.epochs} & {
+                    epoch for epoch, _ in partition.log.epochs
+                }
+                assert kept or is_shared or not known, f"{name}: all went for a log that began anew"
+                known = kept
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
             end = min(
                 (one.base_offset for one in manifest.replacements[count:]), default=manifest.next_offset

@@ -22,10 +22,10 @@ from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange, is_old
 from tieringd.archiving.first_claims import FirstClaims, closed_at_ns
-from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
 from tieringd.archiving.missing_offsets import GapRecorder, HoleWatch
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.operator_case import OperatorWait
 from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.archiving.partition_status import PartitionGauges
 from tieringd.archiving.remote_log import RemoteLog

@@ -20,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tieringd.archive.segment_part import PartRequest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.operator_case import OperatorWait
 from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.layout import Layout, TransactionEnds, transaction_ends
@@ -64,25 +65,6 @@ class OperatorNeededError(TieringError):
 
 class UnfitDecisionError(TieringError):
     """An operator's decision does not settle the case."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorWait:
-    """A case that only an operator can decide."""
-
-    reason: OperatorReason
-    since_ms: int
-    """Time at which the case was found, in ms since the epoch."""
-    base_offset: int
-    last_offset: int
-    """The good offsets that are only in the archive are *base_offset* to *last_offset*."""
-    divergence_offset: int = field(default=-1, compare=False)
-    """The offset where the leader's log parts from the archive, as far as is known."""
-    transactions: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    """The producer and the first offset of each transaction whose outcome is lost."""
-    message: str = field(default="", compare=False)
-    refused: str = field(default="", compare=False)
-    """Why the last decision was refused; empty where none was."""
 
 
 @dataclass(frozen=True, slots=True)

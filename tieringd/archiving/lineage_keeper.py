@@ -4,7 +4,7 @@ The lineage keeper: ensures that an archive's tail matches the leader's log befo
 `policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest
 back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut off.
 Where the first segment to go also holds good records that are only in the archive, `archiving.good_part`
-keeps these.
+keeps these. All of an archive goes only if an operator says so (`archiving.operator_case`).
 
 A cut may also remove winners of compactions: records that the compaction dropped are then again the
 latest of their keys. The same commit puts the held segments back. Records that are not held come back
@@ -26,8 +26,9 @@ from functools import partial
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
-from tieringd.archiving.good_part import GoodPart, KeptPart, OperatorWait, UnfitDecisionError
+from tieringd.archiving.good_part import GoodPart, KeptPart, UnfitDecisionError
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.operator_case import NewLogCase, OperatorWait
 from tieringd.archiving.operator_desk import OperatorDesk
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
@@ -176,12 +177,12 @@ class LineageKeeper(LeadershipLogger):
         "_desk",
         "_good_part",
         "_has_looked_back",
-        "_has_told_of_empty",
         "_is_epoch_awaited",
         "_layout",
         "_leadership",
         "_manifests",
         "_metrics",
+        "_new_log",
         "_now_ms",
         "_remote_log",
         "_spillovers",
@@ -201,12 +202,12 @@ class LineageKeeper(LeadershipLogger):
     ) -> None:
         self._good_part: GoodPart | None = None
         """Made where there is a good part to keep, which is rare."""
+        self._new_log: NewLogCase | None = None
+        """Made where the leader's log has nothing in common with the archive."""
         self._desk: OperatorDesk | None = None
         """Made where an operator has to decide, and kept until the records of the decision are complete."""
         self._has_looked_back = False
         """Whether it is known that no earlier process has left a decision to be ended."""
-        self._has_told_of_empty = False
-        """Whether it was logged that the leader's log is empty and began anew."""
         self._unwritten: Observation | None = None
         """The first of the consecutive observations that show the same history without the leader's epoch."""
         self._is_epoch_awaited = False
@@ -223,12 +224,14 @@ class LineageKeeper(LeadershipLogger):
     @property
     def operator_wait(self) -> OperatorWait | None:
         """Return the case that only an operator can decide; None without one."""
-        return self._good_part.operator_wait if self._good_part else None
+        case = self._new_log or self._good_part
+        return case.operator_wait if case else None
 
     @property
     def needs_another_scan(self) -> bool:
         """Say whether the next observation may confirm what the last one showed."""
-        return self._is_epoch_awaited or (self._good_part is not None and self._good_part.needs_another_scan)
+        case = self._new_log or self._good_part
+        return self._is_epoch_awaited or (case is not None and case.needs_another_scan)
 
     async def keep(
         self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()
@@ -248,7 +251,7 @@ class LineageKeeper(LeadershipLogger):
         """
         manifest = stored.existing
         if await self._holds_before_its_epoch(manifest, seen):
-            self._good_part = None
+            self._good_part = self._new_log = None
             await self._end_decisions(manifest)
             return stored, ""
         if seen.uploadable.first_offset != seen.log.first_offset and seen.log.epochs:
@@ -257,20 +260,16 @@ class LineageKeeper(LeadershipLogger):
             too_early = why_too_early(seen.log, self._leadership.leader_epoch)
             if too_early:
                 return stored, too_early
-        plan = await self._plan(manifest, seen)
-        if plan.replacement is not None and plan.replacement.base_offset <= manifest.live_offset:
-            # The part to replace may be spilled: the plan needs its segments, and the cut needs them back
-            # in the live manifest.
-            plan = await self._plan(await self._spillovers.with_history(manifest), seen)
-            manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+        plan, manifest = await self._plan_with_history(manifest, seen)
         replacement = plan.replacement
         if replacement is None or replacement.good is None:
             self._good_part = None
+        if not plan.is_log_anew:
+            self._new_log = None
         is_only_archived = replacement is not None and replacement.only_archived is not None
-        if not is_only_archived and plan.lineage is not Lineage.UNDECIDED:
+        if not is_only_archived and not plan.is_log_anew and plan.lineage is not Lineage.UNDECIDED:
             await self._end_decisions(stored.existing)
         if replacement is None:
-            self._tell_of_empty(plan)
             return stored, "" if plan.lineage.may_append else plan.reason
         if new_holes:
             base_offset, next_offset = min(new_holes)
@@ -278,24 +277,73 @@ class LineageKeeper(LeadershipLogger):
                 f"{plan.reason}; offsets {base_offset} to {next_offset - 1} are missing on disk; nothing is "
                 "replaced until the next scan finds them missing as well"
             )
-        if _keeps_good_part(replacement, seen):
-            # A cut of whole segments would lose offsets that were promised to be durable.
-            return await self._keep_good_part(stored, manifest, plan, seen)
-        return await self._replace_whole(stored, manifest, plan, seen)
+        return await self._replace(stored, manifest, plan, seen)
 
-    def _tell_of_empty(self, plan: LineagePlan) -> None:
-        """Log once that the leader's log is empty and began anew, if it is."""
-        if plan.is_empty_anew and not self._has_told_of_empty:
-            self._has_told_of_empty = True
-            self._log.warning(
-                "the leader's log began anew, and its first record replaces all that is archived",
-                archive_next_offset=plan.resume_offset,
-                reason=plan.reason,
-            )
+    async def _plan_with_history(
+        self, manifest: PartitionManifest, seen: Observation
+    ) -> tuple[LineagePlan, PartitionManifest]:
+        """Return the plan, and *manifest* with all segments that the plan replaces without an operator."""
+        plan = await self._plan(manifest, seen)
+        replacement = plan.replacement
+        if replacement is None:
+            return plan, manifest
+        if plan.is_log_anew and replacement.divergence_offset <= manifest.start_offset:
+            # No spilled segment can be kept. The partition may wait for weeks, and each look would load all.
+            return plan, manifest
+        if replacement.base_offset <= manifest.live_offset:
+            # The part to replace may be spilled: the plan needs its segments, and the cut needs them back
+            # in the live manifest.
+            plan = await self._plan(await self._spillovers.with_history(manifest), seen)
+            manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+        return plan, manifest
 
-    async def _replace_whole(
+    async def _replace(
         self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation
     ) -> tuple[StoredManifest, str]:
+        """Replace what *plan* says, keep what is good of it, or ask an operator."""
+        assert plan.replacement is not None, "the plan replaces something"
+        if _keeps_good_part(plan.replacement, seen):
+            # A cut of whole segments would lose offsets that were promised to be durable.
+            return await self._keep_good_part(stored, manifest, plan, seen)
+        if plan.is_log_anew:
+            return await self._ask_about_new_log(stored, manifest, plan, seen)
+        return await self._replace_whole(stored, manifest, plan, seen, now_ms=self._now_ms()), ""
+
+    async def _ask_about_new_log(
+        self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation
+    ) -> tuple[StoredManifest, str]:
+        """Replace all of the archive if an operator has decided so; until then nothing changes."""
+        case = self._new_log = self._new_log or NewLogCase(self._leadership, now_ms=self._now_ms)
+        waits_because = case.ask(manifest, plan, scan_number=seen.scan_number)
+        if case.operator_wait is None:
+            return stored, waits_because
+        desk = self._desk = self._desk or self._new_desk()
+        decision = await desk.pending(stored.existing)
+        if decision is None:
+            case.note_refusal(desk.refused)
+            return stored, waits_because
+        unfit = case.why_unfit(decision)
+        if unfit:
+            await desk.refuse(decision, unfit)
+            case.note_refusal(desk.refused)
+            return stored, f"{plan.reason}; {desk.refused}"
+        now_ms = self._now_ms()
+        manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+        await desk.begin(decision, at_ms=now_ms)
+        committed = await self._replace_whole(stored, manifest, plan, seen, now_ms=now_ms)
+        self._new_log = None
+        await desk.finish(decision, committed.existing, at_ms=now_ms)
+        return committed, ""
+
+    async def _replace_whole(
+        self,
+        stored: StoredManifest,
+        manifest: PartitionManifest,
+        plan: LineagePlan,
+        seen: Observation,
+        *,
+        now_ms: int,
+    ) -> StoredManifest:
         """Cut the archive back to the base of a segment; the leader's log has all that follows."""
         replacement = plan.replacement
         assert replacement is not None, "the plan replaces something"
@@ -308,7 +356,6 @@ class LineageKeeper(LeadershipLogger):
             is_compared_below=knows_divergence(manifest, seen.log),
             reason=plan.reason,
         )
-        now_ms = self._now_ms()
         manifest, cut_offset = await self._winners_lost(manifest, plan.resume_offset, seen)
         if not manifest.segments.row_at_or_after(cut_offset):
             # No live segment is left, as where the live part begins with a gap. A live part has a segment.
@@ -320,7 +367,7 @@ class LineageKeeper(LeadershipLogger):
             now_ms=now_ms,
             same_to=replacement.divergence_offset,
         )
-        return await self._claim.commit(stored, manifest), ""
+        return await self._claim.commit(stored, manifest)
 
     async def _keep_good_part(
         self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation
@@ -358,7 +405,7 @@ class LineageKeeper(LeadershipLogger):
                 divergence_offset=replacement.divergence_offset,
                 error=waits_because,
             )
-            return await self._replace_whole(stored, whole, plan, seen)
+            return await self._replace_whole(stored, whole, plan, seen, now_ms=self._now_ms()), ""
         if kept is None:
             return stored, waits_because
         return await self._commit_part(stored, kept, plan), ""

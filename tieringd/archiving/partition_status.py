@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.operator_case import OperatorWait
 from tieringd.metrics import Metrics
 from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.manifest import PartitionManifest

@@ -2,7 +2,8 @@
 `tieringd archive resolve`: decide what becomes of an archive's tail, where only an operator can.
 
 Without a decision the command changes nothing. It shows the case, as the daemon on this host tells it, and
-what each decision would lose, by the batches in the bucket. A decision is stored in the bucket for the
+what each decision would lose, by the batches in the bucket. Of an archive that would go as a whole it reads
+no batch: years of them may be there. A decision is stored in the bucket for the
 present version of the manifest. The daemon of the partition's leader carries it out.
 """
 
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from tieringd.cli.daemon_status import partition_status
-from tieringd.cli.human import time_text
+from tieringd.cli.human import human_size, time_text
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document, run_async
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
@@ -225,7 +226,7 @@ async def _ways_out(
     reason = OperatorReason(case["reason"])
     if reason in _KEEP:
         found.append(WayOut("--keep", _KEEP[reason]))
-    found.append(WayOut(f"--give-up {first}-{last}", await _range_loss(archive, manifest, first, last)))
+    found.append(WayOut(f"--give-up {first}-{last}", await _range_loss(archive, manifest, first, last, case)))
     return found
 
 
@@ -246,7 +247,7 @@ async def _consequences(
         told["--keep"] = _KEEP.get(OperatorReason(case["reason"]), "") if case else "see the documentation"
     if decision.give_up:
         first, last = decision.give_up
-        told[f"--give-up {first}-{last}"] = await _range_loss(archive, manifest, first, last)
+        told[f"--give-up {first}-{last}"] = await _range_loss(archive, manifest, first, last, case)
     return told
 
 
@@ -272,9 +273,34 @@ async def _transaction_loss(
     )
 
 
-async def _range_loss(archive: Archive, manifest: PartitionManifest, first: int, last: int) -> str:
+async def _range_loss(
+    archive: Archive, manifest: PartitionManifest, first: int, last: int, case: dict[str, Any] | None
+) -> str:
+    if _is_log_anew(case):
+        return await _whole_loss(archive, manifest)
     records = await _counted(archive, manifest, first, last)
     return f"{records} at offsets {first} to {last} can never be read from the archive again"
+
+
+async def _whole_loss(archive: Archive, manifest: PartitionManifest) -> str:
+    """Return what goes with all of an archive, by its manifest."""
+    try:
+        whole = await archive.manifests.spillovers.with_history(manifest)
+    except (StorageError, TieringError) as error:
+        return f"all that is archived, which cannot be looked at ({error})"
+    segments = list(whole.segments)
+    size = human_size(sum(one.size_bytes for one in segments))
+    newest = time_text(max((one.max_timestamp_ms for one in segments), default=-1))
+    count = "1 segment" if len(segments) == 1 else f"{len(segments)} segments"
+    return (
+        f"all that is archived, {count} with {size} of records up to {newest}, can never be read from the "
+        "archive again, and the leader's log takes its place. `tieringd recover cluster --prefix old-` makes "
+        "a copy of the topic before"
+    )
+
+
+def _is_log_anew(case: dict[str, Any] | None) -> bool:
+    return case is not None and OperatorReason(case["reason"]) is OperatorReason.LOG_BEGAN_ANEW
 
 
 async def _counted(
@@ -310,6 +336,14 @@ def _require_fitting(
     Raises:
         ConfigError: The decision cannot fit. Nothing is stored.
     """
+    if case is not None and _is_log_anew(case):
+        whole = (case["base_offset"], case["last_offset"])
+        if decision.keep or decision.is_aborted or decision.give_up != whole:
+            raise ConfigError(
+                "the leader's log began anew, and continues no part of the archive. Nothing was changed",
+                hint=f"--give-up {whole[0]}-{whole[1]} gives up all of it, and is the only decision. First "
+                "see whether another replica, or the disk that is missing, has the old log",
+            )
     if decision.give_up is not None:
         first, last = decision.give_up
         end = case["last_offset"] if case else manifest.next_offset - 1
@@ -338,8 +372,9 @@ def _print(shown: dict[str, Any]) -> None:
             f"{case['reason']}"
         )
         typer.echo(case["message"])
+        offsets = "offsets" if _is_log_anew(case) else "good offsets"
         typer.echo(
-            f"Only the archive has the good offsets {case['base_offset']} to {case['last_offset']}. The "
+            f"Only the archive has the {offsets} {case['base_offset']} to {case['last_offset']}. The "
             f"leader's log parts from the archive at offset {case['divergence_offset']}, as far as is known."
         )
         if case["refused"]:

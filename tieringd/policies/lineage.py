@@ -65,6 +65,8 @@ class OperatorReason(StrEnum):
     """The divergence is so far back that the manifest no longer lists the transactions open there."""
     SEGMENT_UNREADABLE = "segment_unreadable"
     """A stored segment with good records is missing or damaged."""
+    LOG_BEGAN_ANEW = "log_began_anew"
+    """The leader's log has no epoch in common with the archive, and would replace all that is archived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,11 @@ class LineagePlan:
     """Exclusive end of what the archive keeps: the next upload begins here."""
     replacement: ArchiveTruncation | None = None
     """Set exactly when the lineage diverges, or a transaction is open again."""
-    is_empty_anew: bool = False
-    """Whether all of the archive would go, for a log that began anew and has no record yet."""
+    is_log_anew: bool = False
+    """
+    Whether all of the archive would go for a log that has no epoch in common with it, as after a lost disk.
+    The archive may have the only copy of all records, so only an operator can say so.
+    """
 
 
 def divergence_offset(
@@ -240,14 +245,13 @@ def plan_replacement(
         from_offset = undecided_from
         reason = f"{reason}; a transaction that is open there began at offset {undecided_from}"
     replacement = _replacement(manifest, log, bounds, divergence, from_offset)
-    if last is not None and replacement.good is None and _is_empty_anew(manifest, log, bounds):
-        reason = (
-            f"the log that leads since epoch {leader_epoch} is empty, and began anew at offset "
-            f"{bounds.log_end_offset}, as after a lost disk: the archive stays as it is before the log has a "
-            "record"
-        )
-        return LineagePlan(Lineage.UNDECIDED, reason, manifest.next_offset, is_empty_anew=True)
-    return LineagePlan(Lineage.DIVERGES, reason, replacement.base_offset, replacement)
+    return LineagePlan(
+        Lineage.DIVERGES,
+        reason,
+        replacement.base_offset,
+        replacement,
+        is_log_anew=last is not None and _takes_all(manifest, log, replacement),
+    )
 
 
 def _without_comparison(
@@ -271,15 +275,10 @@ def _without_comparison(
     return None
 
 
-def _is_empty_anew(manifest: PartitionManifest, log: LocalLog, bounds: LogBounds) -> bool:
-    """
-    Say whether *log* never had a record, and has no epoch in common with the archive.
-
-    There is nothing to append yet. The log may be that of a disk that was lost or is not mounted, and then
-    the archive has the only copy. A log whose records only pins hold has a history from before its end.
-    """
-    begin = min(bounds.log_start_offset, log.epochs[0][1])
-    return bounds.log_end_offset <= begin and not knows_divergence(manifest, log)
+def _takes_all(manifest: PartitionManifest, log: LocalLog, replacement: ArchiveTruncation) -> bool:
+    """Say whether *replacement* leaves no stored segment, for a log that shares no epoch with the archive."""
+    takes_all = replacement.good is None and replacement.segment_count == len(manifest.segments)
+    return takes_all and not knows_divergence(manifest, log)
 
 
 def voided_transactions(

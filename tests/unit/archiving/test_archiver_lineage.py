@@ -13,6 +13,7 @@ from tests.fakes.log_writer import LogWriter
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.model.segment import CrossingTransaction
+from tieringd.policies.lineage import OperatorReason
 
 if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
@@ -46,8 +47,11 @@ async def test_transaction_that_ends_otherwise_on_the_new_lineage_is_archived_so
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
 
 
-async def test_empty_log_takes_nothing_from_the_archive(writer, archive, broker, tmp_path):
-    """A log that began anew without a record, as where a disk is not mounted, leaves all that was trimmed."""
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "with records"])
+async def test_log_that_began_anew_takes_nothing_from_the_archive(
+    writer, archive, broker, tmp_path, is_empty
+):
+    """A log that began anew, as where a disk was lost or is not mounted, leaves all that is archived."""
     for _ in range(4):
         writer.closed_segment()
     first = archiver_of(writer, archive, broker, leader_epoch=0)
@@ -58,15 +62,27 @@ async def test_empty_log_takes_nothing_from_the_archive(writer, archive, broker,
 
     anew = log_begun_anew(writer, tmp_path)
     anew.begin_epoch(1)
-    second = archiver_of(anew, archive, FakeBroker(anew), leader_epoch=1)
+    for _ in range(0 if is_empty else 8):
+        anew.closed_segment(b"another history")
+    on_disk = anew.bases_on_disk
+    others = FakeBroker(anew)
+    second = archiver_of(anew, archive, others, leader_epoch=1)
+    first_look = await second.step(observed(anew, target_bytes=0))
+    assert (first_look.needs_another_scan, second.operator_wait) == (True, None)
     with capture_logs() as lines:
         for _ in range(3):
             result = await second.step(observed(anew, target_bytes=0))
             assert result.waits_for_lineage
-            assert "is empty, and began anew at offset 0" in result.waits_because
-    assert len([one for one in lines if "its first record replaces all" in one["event"]]) == 1
+            assert not result.needs_another_scan
+    assert len([one for one in lines if one["event"] == "the partition waits for an operator"]) == 1
+    wait = second.operator_wait
+    assert (wait.reason, wait.base_offset, wait.last_offset) == (
+        OperatorReason.LOG_BEGAN_ANEW, 0, before - 1,
+    )  # fmt: skip
     assert list(second.manifest.segments) == segments
+    assert (others.trims, anew.bases_on_disk) == ([], on_disk)
 
+    # The replica with the old log leads again, and the case has ended.
     writer.begin_epoch(2)
     writer.closed_segment()
     manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=2), writer)
@@ -102,7 +118,8 @@ async def test_log_without_a_history_loses_nothing_by_the_archives_start(
         for _ in range(3):
             await second.step(observed(anew, target_bytes=0))
 
-    assert len([one for one in lines if "history does not reach back" in one["event"]]) == 1
+    told = [one for one in lines if "history does not reach back" in one["event"]]
+    assert (len(told), second.operator_wait is not None) == ((0, True) if is_led_since else (1, False))
     assert (others.trims, anew.bases_on_disk) == ([], anew.bases)
 
 

@@ -101,12 +101,13 @@ async def test_pins_wait_for_the_leader_s_own_epoch(writer, pinned, archive, bro
 
 async def test_archive_off_the_lineage_is_found_by_the_history_of_the_pins(writer, pinned, archive, broker):
     """The rest of the log begins after the archive's end, and says nothing of what lies before."""
-    writer.closed_segment(b"lost", b"too")
+    writer.closed_segment()
+    kept_end = writer.closed_segment(b"lost", b"too")
     before = await archived(writer, archive)
-    writer.truncate(0)
-    writer.epochs = []
+    writer.truncate(kept_end)
     writer.begin_epoch(1)
     writer.closed_segment(b"another leader's")
+    writer.closed_segment()
     writer.closed_segment()
     pinned.pin()
     pinned.delete()
@@ -115,8 +116,9 @@ async def test_archive_off_the_lineage_is_found_by_the_history_of_the_pins(write
 
     manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=3), pinned)
 
-    assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [(0, 1)]
-    assert (manifest.epochs, manifest.gaps) == (((1, 0),), ())
+    replaced = [(one.base_offset, one.last_offset) for one in manifest.replacements]
+    assert replaced == [(kept_end, before.next_offset - 1)]
+    assert (manifest.epochs, manifest.gaps) == (((0, 0), (1, kept_end)), ())
     assert await values_in(archive, manifest) == written_below(writer, writer.log_start_offset)
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
 

@@ -320,6 +320,46 @@ async def test_logs_may_part_in_an_earlier_segment(tmp_path, writer, archive):
     assert [(one.base_offset, one.last_offset) for one in manifest.gaps] == [(1, 2)]
 
 
+def begun_anew(writer, *values: bytes) -> None:
+    """The partition's new leader never had a record of the old log, and has *values* of its own."""
+    writer.truncate(0)
+    writer.epochs = []
+    writer.begin_epoch(1)
+    for value in values:
+        writer.closed_segment(value)
+
+
+@pytest.mark.parametrize("values", [(), (b"new", b"newer")], ids=["empty", "with records"])
+async def test_operator_gives_up_an_archive_for_a_log_that_began_anew(writer, archive, broker, store, values):
+    """Nothing less than all that is archived can be given up. Then the new log is archived from its start."""
+    for value in (b"a", b"b"):
+        writer.closed_segment(value)
+    before = await archived(writer, archive)
+    begun_anew(writer, *values)
+    archiver = await waiting(writer, archive, broker, OperatorReason.LOG_BEGAN_ANEW)
+    wait, last = archiver.operator_wait, before.next_offset - 1
+    assert (wait.base_offset, wait.last_offset, wait.divergence_offset) == (0, last, 0)
+
+    for number, unfit in enumerate(({"keep": True}, {"give_up": (0, last - 1)}, {"give_up": (1, last)})):
+        await decide(archive, archiver.manifest, f"d{number}", **unfit)
+        await steps(archiver, writer, 1)
+        assert f"give up all of it, offsets 0 to {last}" in archiver.operator_wait.refused
+        assert archiver.manifest.segments == before.segments
+    await decide(archive, archiver.manifest, "d3", give_up=(0, last))
+    await steps(archiver, writer, 4)
+
+    manifest = archiver.manifest
+    assert (archiver.operator_wait, manifest.faults(), manifest.gaps) == (None, (), ())
+    assert outcomes(store) == {"d0": "refused", "d1": "refused", "d2": "refused", "d3": "carried_out"}
+    assert left(store, writer) == []
+    (replaced,) = manifest.replacements
+    assert (replaced.base_offset, replaced.last_offset) == (0, last)
+    writer.closed_segment(b"after")
+    await steps(archiver, writer, 2)
+    found = await values_in(archive, archiver.manifest, read_committed=True)
+    assert [one for one in found.values() if one in {*values, b"a", b"b", b"after"}] == [*values, b"after"]
+
+
 @pytest.mark.parametrize("what", [{"keep": True}, {"give_up": (0, 0)}], ids=["kept", "given up"])
 async def test_operator_says_that_no_transaction_was_forgotten(writer, archive, broker, what):
     """The segment is split as usual then, or given up."""
@@ -533,6 +573,8 @@ class CrashWorld:
         self.crashes = 0
         self.is_reopened = False
         """Whether only the marker of the transaction was lost, past the archive's end."""
+        self.is_anew = False
+        """Whether the new leader's log has nothing of the old one."""
 
     async def run(self, what) -> None:
         """Archive a tail, wait for an operator, and let processes carry the decision out."""
@@ -544,8 +586,11 @@ class CrashWorld:
         else:
             divergence = lost_outcome(writer, before=True)
         await archived(writer, archive_in(self.store, now_ms=self.clock))
-        self.good = written_below(writer, divergence)
-        then_trimmed(writer, divergence)
+        self.good = written_below(writer, 0 if self.is_anew else divergence)
+        if self.is_anew:
+            begun_anew(writer, b"new")
+        else:
+            then_trimmed(writer, divergence)
         self.given_up = what.get("give_up")
         archiver = self.begun()
         for _ in range(3):
@@ -600,6 +645,22 @@ async def test_crash_at_any_change_ends_with_the_decision_carried_out_once(tmp_p
         assert left(world.store, world.writer) == []
         if not world.crashes:
             assert crash_at > (5 if "give_up" in what else CHANGES)
+            return
+
+
+@pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
+async def test_crash_over_an_archive_that_is_given_up_ends_with_the_new_log(tmp_path, takes_effect):
+    """Records before and after the commit, the commit, the decision's deletion and the upload come once."""
+    for crash_at in count(1):
+        world = CrashWorld(tmp_path / f"{crash_at}", crash_at=crash_at, takes_effect=takes_effect)
+        world.is_anew = True
+        await world.run({"give_up": (0, 4)})
+        manifest = stored_manifest(world.store, world.writer)
+        assert (len(manifest.replacements), outcomes(world.store)) == (1, {"d1": "carried_out"})
+        assert left(world.store, world.writer) == []
+        assert b"new" in (await values_in(archive_in(world.store), manifest)).values()
+        if not world.crashes:
+            assert crash_at > 4
             return
 
 

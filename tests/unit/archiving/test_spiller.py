@@ -33,6 +33,7 @@ from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.metrics import Metrics
+from tieringd.model.operator_decision import ManifestVersion, OperatorDecision
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
@@ -218,6 +219,39 @@ async def test_new_lineage_replaces_spilled_segments(writer, archiver, store, tm
     assert manifest.next_offset == other.bases[-1]
     await expect_all(archive_in(store), manifest, expected)
     assert manifest.replacements
+
+
+async def test_log_that_began_anew_costs_a_spilled_archive_nothing_until_an_operator_decides(
+    writer, archiver, store, tmp_path
+):
+    """A partition that waits reads no spilled part. Then all go, and the new log is archived."""
+    await filled(writer, archiver)
+    before = stored_manifest(store, writer)
+    other = LogWriter(tmp_path / "other")
+    other.begin_epoch(1)
+    for number in range(3):
+        other.closed_segment(b"new%d" % number)
+    archive = archive_in(store, writer_id="b2")
+    successor = archiver_of(other, archive, FakeBroker(other), leader_epoch=1)
+    keys = [spillover_key(writer.identified, name) for name in spilled_names(store, writer)]
+    away = {key: store.remove(key) for key in keys}
+    for _ in range(4):
+        await successor.step(observe(other))
+    assert (len(away) > 1, successor.operator_wait.last_offset) == (True, before.next_offset - 1)
+    for key, (data, info) in away.items():
+        store.place(key, data, info)
+
+    version = ManifestVersion.of(stored_manifest(store, writer))
+    whole = (before.start_offset, before.next_offset - 1)
+    decision = OperatorDecision(writer.identified, "d1", 7, "ann", version, give_up=whole)
+    await archive.manifests.decisions.add(decision)
+    for _ in range(4):
+        await successor.step(observe(other))
+    manifest = stored_manifest(store, other)
+    assert (successor.operator_wait, manifest.faults()) == (None, ())
+    assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [whole]
+    await expect_all(archive_in(store), manifest, written_below(other, manifest.next_offset))
+    assert manifest.next_offset == other.bases[-1]
 
 
 async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archiver, store, tmp_path):

@@ -182,3 +182,22 @@ def test_partition_that_the_bucket_lacks_is_said(site):
     """The error names the partitions that it has."""
     with pytest.raises(ObjectNotFound, match="partitions archived: 0"):
         invoked("archive", "resolve", f"{TOPIC}-7", "-c", site.config)
+
+
+async def test_whole_archive_is_given_up_by_its_manifest_and_as_a_whole(archived):
+    """No batch is read for it. Less than all, or another decision, is refused with what to try first."""
+    case = CASE | {"reason": "log_began_anew", "last_offset": 23, "divergence_offset": 0, "transactions": []}
+    for path in archived.objects("*.log"):
+        path.write_bytes(b"")
+    shown = (await resolve(archived, "-f", "json", case=case)).json()
+    (way,) = shown["ways_out"]
+    assert way["option"] == "--give-up 0-23"
+    assert way["loses"].startswith("all that is archived, 2 segments with ")
+    assert "recover cluster --prefix" in way["loses"]
+    before = archived.objects("*")
+    for arguments in (("--keep",), ("--give-up", "0-11"), ("--give-up", "0-23", "--keep")):
+        with pytest.raises(ConfigError, match="continues no part of the archive"):
+            await resolve(archived, *arguments, case=case)
+    assert archived.objects("*") == before
+    assert "2 segments with" in (await resolve(archived, "--give-up", "0-23", case=case)).output
+    assert [one.give_up for one in decisions(archived)] == [(0, 23)]

@@ -406,15 +406,18 @@ def test_a_replacement_says_what_the_local_log_can_no_longer_give(
     )
 
 
+@pytest.mark.parametrize("log_end_offset", [0, 1, 400], ids=["empty", "one record", "longer"])
 @pytest.mark.parametrize("entries", [((0, 99), (100, 299)), ((100, 299),)], ids=["from 0", "later"])
-def test_an_empty_log_that_began_anew_replaces_nothing(entries):
-    """A log without a record, as after a lost disk, takes no record's place; its first record does."""
-    found = plan(archive(*entries), bases=(0,), epochs=((NEW, 0),), log_end_offset=0)
-    assert (found.lineage, found.replacement, found.resume_offset) == (Lineage.UNDECIDED, None, 300)
-    assert "is empty, and began anew" in found.reason
+def test_log_without_an_epoch_in_common_is_told_from_one_that_lags(entries, log_end_offset):
+    """A log that began anew, as after a lost disk, is told from one with the archive's epochs."""
+    found = plan(archive(*entries), bases=(0,), epochs=((NEW, 0),), log_end_offset=log_end_offset)
+    assert (found.lineage, found.resume_offset, found.is_log_anew) == (Lineage.DIVERGES, 0, True)
 
-    found = plan(archive(*entries), bases=(0,), epochs=((NEW, 0),), log_end_offset=1)
-    assert (found.lineage, found.resume_offset) == (Lineage.DIVERGES, 0)
+    found = plan(archive(*entries), bases=(0,), epochs=((5, 0), (NEW, 0)), log_end_offset=log_end_offset)
+    assert (found.lineage, found.resume_offset, found.is_log_anew) == (Lineage.DIVERGES, 0, False)
+
+    found = plan(archive((0, 99), (100, 299)), bases=(0,), epochs=((NEW, 50),), log_end_offset=400)
+    assert (found.replacement.good, found.is_log_anew) == (MissingRange(0, 49), False)
 
 
 @pytest.mark.parametrize(
