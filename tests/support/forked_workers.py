@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 
 _MODULE: Final = "tests.support.forked_workers"
 _ROOT: Final = Path(__file__).parents[2]
-_COLLECT: Final = ("--collect-only", "--quiet", "--numprocesses=0", "--dist=no")
-"""The stem's own options, behind those of the run: the last one counts."""
+_COLLECT: Final = ("--collect-only", "--quiet", "--numprocesses=0", "--dist=no", "--capture=no")
+"""
+The stem's own options, behind those of the run: the last one counts.
+
+A module that keeps standard output when it is imported, as structlog does, keeps the process's own then. What
+pytest puts in its place is closed when the stem has collected.
+"""
 
 
 class _OpenStem:
