@@ -4,21 +4,31 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
+import yaml
 
 from tests.e2e.archives import (
     archived_manifest,
     assert_whole,
     base_of_active,
     closed_segments,
+    read_records,
     stored_segments,
 )
 from tests.e2e.conftest import BUCKET
 from tests.e2e.log_files import RECORDS, add_segments, write_partition
 from tests.e2e.sample_topics import SEGMENTS
-from tests.support.daemon import directory_config, running_daemon, s3_properties, write_config
+from tests.support.daemon import (
+    directory_config,
+    run_json,
+    run_well,
+    running_daemon,
+    s3_properties,
+    write_config,
+)
 
 _IMPATIENT = {
     # A minute of outage is not needed to see what an outage does.
@@ -130,4 +140,52 @@ async def test_broker_restart_is_said_and_caught_up(kafka, write_kafka_config, o
     assert stored_segments(objects, manifest) == closed_segments(directory)
     assert manifest.epochs[0] == (first_epoch, 0)
     assert (manifest.epochs[1:] and manifest.epochs[1][1]) == last_offset + 1
+    assert_whole(path)
+
+
+async def test_broker_with_an_empty_disk_leaves_the_archive_to_an_operator(
+    kafka, write_kafka_config, objects, topic
+):
+    """
+    A broker that comes up without its files leads with an empty log, and producers go on.
+
+    The archive stays as it is until an operator gives all of it up. Then it begins with the new log.
+    """
+    await kafka.create_topic(topic, configs=SEGMENTS)
+    path = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
+    directory = kafka.log_dir() / f"{topic}-0"
+    # The new log is longer: the end of what is archived tells which of them it is.
+    old, new = ([bytes([number]) * 100_000 for number in numbers] for numbers in (range(25), range(100, 145)))
+    with running_daemon(path) as daemon:
+        await kafka.produce(topic, old, max_batch_size=200_000)
+        daemon.until_next_offset(topic, base_of_active(directory))
+        before = archived_manifest(objects, topic)
+        await kafka.stop()
+        try:
+            shutil.rmtree(directory)
+        finally:
+            await kafka.launch()
+        await kafka.produce(topic, new, max_batch_size=200_000)
+        daemon.until(lambda: daemon.partition(topic).get("waits_for_operator"), "an operator is asked")
+        wait = daemon.partition(topic)["waits_for_operator"]
+        last_offset = before.next_offset - 1
+        assert wait["reason"] == "log_began_anew"
+        assert (wait["base_offset"], wait["last_offset"]) == (0, last_offset)
+        assert archived_manifest(objects, topic).segments == before.segments
+        assert [one.value for one in read_records(path, topic)] == old[: before.next_offset]
+
+        # The system chose the port; the command asks the daemon at the one of its configuration.
+        write_config(path, yaml.safe_load(path.read_text()) | {"admin": {"port": daemon.admin_port}})
+        resolve = ("archive", "resolve", f"{topic}-0", "--config", str(path))
+        (way,) = run_json(*resolve, "--format", "json")["ways_out"]
+        assert way["loses"].startswith(f"all that is archived, {len(before.segments)} segments with ")
+        run_well(*resolve, *way["option"].split())
+        decided = {"topic": topic, "outcome": "carried_out"}
+        daemon.until(lambda: daemon.metric("tieringd_operator_decisions_total", **decided), "it is decided")
+        daemon.until_next_offset(topic, base_of_active(directory))
+
+    manifest = archived_manifest(objects, topic)
+    assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [(0, last_offset)]
+    assert stored_segments(objects, manifest) == closed_segments(directory)
+    assert [one.value for one in read_records(path, topic)] == new[: manifest.next_offset]
     assert_whole(path)
