@@ -241,7 +241,8 @@ class GoodPart(LeadershipLogger):
         if not is_known and not part.is_settled:
             raise OperatorNeededError(
                 f"the leader's history of epochs begins at offset {divergence}, under an epoch that the "
-                "archive does not have, so nothing tells whether the records before it are the same",
+                "archive does not have, so nothing tells whether the records before it are the same; offsets "
+                f"{divergence} to {replacement.last_offset} of the archive give way to the leader's log",
                 reason=OperatorReason.DIVERGENCE_UNKNOWN,
             )
         manifest = undone(manifest, part.cut_offset, now_ms=now_ms)

@@ -4,7 +4,8 @@ The lineage keeper: ensures that an archive's tail matches the leader's log befo
 `policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest
 back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut off.
 Where the first segment to go also holds good records that are only in the archive, `archiving.good_part`
-keeps these. All of an archive goes only if an operator says so (`archiving.operator_case`).
+keeps these. Where the log has nothing in common with the archive, it replaces segments only if an operator
+says so (`archiving.operator_case`).
 
 A cut may also remove winners of compactions: records that the compaction dropped are then again the
 latest of their keys. The same commit puts the held segments back. Records that are not held come back
@@ -33,7 +34,13 @@ from tieringd.archiving.operator_desk import OperatorDesk
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.layout import Layout, batch_start, open_transactions_at
-from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
+from tieringd.errors import (
+    CorruptDataError,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    TieringError,
+)
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import Hole, LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -302,17 +309,17 @@ class LineageKeeper(LeadershipLogger):
     ) -> tuple[StoredManifest, str]:
         """Replace what *plan* says, keep what is good of it, or ask an operator."""
         assert plan.replacement is not None, "the plan replaces something"
+        if plan.is_log_anew:
+            return await self._ask_about_new_log(stored, manifest, plan, seen)
         if _keeps_good_part(plan.replacement, seen):
             # A cut of whole segments would lose offsets that were promised to be durable.
             return await self._keep_good_part(stored, manifest, plan, seen)
-        if plan.is_log_anew:
-            return await self._ask_about_new_log(stored, manifest, plan, seen)
         return await self._replace_whole(stored, manifest, plan, seen, now_ms=self._now_ms()), ""
 
     async def _ask_about_new_log(
         self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation
     ) -> tuple[StoredManifest, str]:
-        """Replace all of the archive if an operator has decided so; until then nothing changes."""
+        """Replace what the new log contradicts if an operator has decided so; until then nothing changes."""
         case = self._new_log = self._new_log or NewLogCase(self._leadership, now_ms=self._now_ms)
         waits_because = case.ask(manifest, plan, scan_number=seen.scan_number)
         if case.operator_wait is None:
@@ -328,7 +335,13 @@ class LineageKeeper(LeadershipLogger):
             case.note_refusal(desk.refused)
             return stored, f"{plan.reason}; {desk.refused}"
         now_ms = self._now_ms()
-        manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+        try:
+            manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+        except (ObjectNotFound, CorruptDataError) as error:
+            unfit = f"{error}; `tieringd archive scrub --fix` may mend it"
+            await desk.refuse(decision, unfit)
+            case.note_refusal(desk.refused)
+            return stored, f"{plan.reason}; {desk.refused}"
         await desk.begin(decision, at_ms=now_ms)
         committed = await self._replace_whole(stored, manifest, plan, seen, now_ms=now_ms)
         self._new_log = None

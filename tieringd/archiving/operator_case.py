@@ -4,7 +4,8 @@ A case that only an operator can decide, as the status page, the metrics and `ar
 `NewLogCase` is the case of a leader's log that has nothing in common with the archive: that of a disk which
 was lost or is not mounted, or of a replica which never had a record and became the leader. Kafka goes on with
 such a log, and every replica follows it. The archive may then have the only copy of all that was written, so
-its segments stay until an operator gives all of them up.
+its segments stay until an operator gives up those that the new log contradicts: all of them, unless that log
+begins later than the archive.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ class NewLogCase(LeadershipLogger):
         """
         Ask for a decision once two observations show the case; return why nothing may be appended yet.
 
-        *manifest* has all segments that *plan* would replace.
+        *manifest* has all segments that *plan* would replace, or all of them would go.
         """
         if self._scan_number is None:
             self._scan_number = scan_number
-        first, last = manifest.start_offset, manifest.next_offset - 1
-        why = f"{plan.reason}; all that is archived, offsets {first} to {last}, would go"
+        replacement, known = plan.replacement, self.operator_wait
+        assert replacement is not None, "the plan replaces segments"
+        first, last = max(replacement.base_offset, manifest.start_offset), manifest.next_offset - 1
+        why = f"{plan.reason}; offsets {first} to {last} of the archive would go"
         if self.operator_wait is None and scan_number == self._scan_number:
             self.needs_another_scan = True
             return f"{why}, and another scan has to show the same before an operator is asked"
         self.needs_another_scan = False
-        replacement, known = plan.replacement, self.operator_wait
-        assert replacement is not None, "the plan replaces all segments"
         message = (
             f"the leader's log began anew at offset {replacement.divergence_offset}, under an epoch that the "
             "archive does not have, as after a lost disk, or one that is not mounted"
@@ -98,7 +99,7 @@ class NewLogCase(LeadershipLogger):
         assert wait is not None, "a decision is read where an operator was asked"
         if decision.keep or decision.is_aborted or decision.give_up != (wait.base_offset, wait.last_offset):
             return (
-                "a log that began anew continues no part of the archive: the only decision is to give up all "
-                f"of it, offsets {wait.base_offset} to {wait.last_offset}"
+                "a log that began anew continues no part of what it contradicts: the only decision is to "
+                f"give up all of that, offsets {wait.base_offset} to {wait.last_offset}"
             )
         return ""

@@ -2,8 +2,8 @@
 `tieringd archive resolve`: decide what becomes of an archive's tail, where only an operator can.
 
 Without a decision the command changes nothing. It shows the case, as the daemon on this host tells it, and
-what each decision would lose, by the batches in the bucket. Of an archive that would go as a whole it reads
-no batch: years of them may be there. A decision is stored in the bucket for the
+what each decision would lose, by the batches in the bucket. Where a whole archive would go it reads no batch:
+years of them may be there. A decision is stored in the bucket for the
 present version of the manifest. The daemon of the partition's leader carries it out.
 """
 
@@ -70,7 +70,10 @@ def resolve(
     ] = None,
     give_up: Annotated[
         str | None,
-        typer.Option(help="Record a gap in the place of the offsets FROM-TO, both inclusive. For good."),
+        typer.Option(
+            help="Give up the offsets FROM-TO, both inclusive, for good. A gap takes their place, or the "
+            "leader's log if that began anew."
+        ),
     ] = None,
     keep: Annotated[
         bool,
@@ -276,26 +279,27 @@ async def _transaction_loss(
 async def _range_loss(
     archive: Archive, manifest: PartitionManifest, first: int, last: int, case: dict[str, Any] | None
 ) -> str:
-    if _is_log_anew(case):
-        return await _whole_loss(archive, manifest)
+    if _is_log_anew(case) or (first, last) == (manifest.start_offset, manifest.next_offset - 1):
+        return await _segments_loss(archive, manifest, first)
     records = await _counted(archive, manifest, first, last)
     return f"{records} at offsets {first} to {last} can never be read from the archive again"
 
 
-async def _whole_loss(archive: Archive, manifest: PartitionManifest) -> str:
-    """Return what goes with all of an archive, by its manifest."""
+async def _segments_loss(archive: Archive, manifest: PartitionManifest, first: int) -> str:
+    """Return what goes with all segments from offset *first* on, by the manifest."""
+    what = f"all that is archived from offset {first} on"
     try:
-        whole = await archive.manifests.spillovers.with_history(manifest)
+        whole = await archive.manifests.spillovers.with_history(manifest, from_offset=first)
     except (StorageError, TieringError) as error:
-        return f"all that is archived, which cannot be looked at ({error})"
-    segments = list(whole.segments)
+        return f"{what}, which cannot be looked at ({error})"
+    segments = whole.segments.overlapping(first, manifest.next_offset)
     size = human_size(sum(one.size_bytes for one in segments))
     newest = time_text(max((one.max_timestamp_ms for one in segments), default=-1))
     count = "1 segment" if len(segments) == 1 else f"{len(segments)} segments"
     return (
-        f"all that is archived, {count} with {size} of records up to {newest}, can never be read from the "
-        "archive again, and the leader's log takes its place. `tieringd recover cluster --prefix old-` makes "
-        "a copy of the topic before"
+        f"{what}, {count} with {size} of records up to {newest}, can never be read from the archive again. "
+        f"`tieringd recover cluster {manifest.partition.topic} --prefix old-` makes a copy of the topic "
+        "before"
     )
 
 
@@ -340,8 +344,9 @@ def _require_fitting(
         whole = (case["base_offset"], case["last_offset"])
         if decision.keep or decision.is_aborted or decision.give_up != whole:
             raise ConfigError(
-                "the leader's log began anew, and continues no part of the archive. Nothing was changed",
-                hint=f"--give-up {whole[0]}-{whole[1]} gives up all of it, and is the only decision. First "
+                "the leader's log began anew, and continues nothing of what it contradicts. Nothing was "
+                "changed",
+                hint=f"--give-up {whole[0]}-{whole[1]} gives up all of that, and is the only decision. First "
                 "see whether another replica, or the disk that is missing, has the old log",
             )
     if decision.give_up is not None:

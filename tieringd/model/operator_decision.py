@@ -49,7 +49,10 @@ class OperatorDecision:
     is_aborted: Mapping[int, bool] = field(default_factory=dict)
     """Whether the transaction of each producer, by producer id, was aborted; otherwise it was committed."""
     give_up: tuple[int, int] | None = None
-    """The first and the last offset that become a gap, both inclusive; None where nothing is given up."""
+    """
+    The first and the last offset that are given up, both inclusive; None where nothing is. A gap takes their
+    place, or the leader's log if that began anew.
+    """
     keep: bool = False
     """
     The archived records before the divergence are those of the leader's log, and no transaction that the

@@ -66,7 +66,7 @@ class OperatorReason(StrEnum):
     SEGMENT_UNREADABLE = "segment_unreadable"
     """A stored segment with good records is missing or damaged."""
     LOG_BEGAN_ANEW = "log_began_anew"
-    """The leader's log has no epoch in common with the archive, and would replace all that is archived."""
+    """The leader's log has no epoch in common with the archive, and would replace stored segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,9 @@ class LineagePlan:
     """Set exactly when the lineage diverges, or a transaction is open again."""
     is_log_anew: bool = False
     """
-    Whether all of the archive would go for a log that has no epoch in common with it, as after a lost disk.
-    The archive may have the only copy of all records, so only an operator can say so.
+    Whether stored segments would go for a log that has no epoch in common with the archive, as after a lost
+    disk. The archive may have the only copy of all that was written, so only an operator can say so. A part
+    that is good and only in the archive makes a case of its own.
     """
 
 
@@ -250,7 +251,9 @@ def plan_replacement(
         reason,
         replacement.base_offset,
         replacement,
-        is_log_anew=last is not None and _takes_all(manifest, log, replacement),
+        is_log_anew=replacement.segment_count > 0
+        and replacement.only_archived is None
+        and not knows_divergence(manifest, log),
     )
 
 
@@ -273,12 +276,6 @@ def _without_comparison(
         side = "archive" if log.epochs else "local log"
         return Lineage.UNKNOWN, f"the {side} has no leader-epoch history"
     return None
-
-
-def _takes_all(manifest: PartitionManifest, log: LocalLog, replacement: ArchiveTruncation) -> bool:
-    """Say whether *replacement* leaves no stored segment, for a log that shares no epoch with the archive."""
-    takes_all = replacement.good is None and replacement.segment_count == len(manifest.segments)
-    return takes_all and not knows_divergence(manifest, log)
 
 
 def voided_transactions(

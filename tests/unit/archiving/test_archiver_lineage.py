@@ -12,6 +12,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
+from tieringd.model.operator_decision import ManifestVersion, OperatorDecision
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import OperatorReason
 
@@ -123,11 +124,56 @@ async def test_log_without_a_history_loses_nothing_by_the_archives_start(
     assert (others.trims, anew.bases_on_disk) == ([], anew.bases)
 
 
-def log_begun_anew(writer, tmp_path) -> LogWriter:
+@pytest.mark.parametrize(
+    "changed", ["begins later", "retention", "more retention", "deleted records", "nothing of it is left"]
+)
+async def test_log_that_began_anew_takes_nothing_wherever_it_begins_by_now(
+    writer, archive, tmp_path, changed
+):
+    """
+    A new log whose beginning moves while the partition waits gets no more than it had.
+
+    A replica that begins at the leader's log start has an empty log there. Retention, or a user, deletes the
+    head of a log that cannot be archived.
+    """
+    for _ in range(8):
+        writer.closed_segment()
+    before = await archived(writer, archive)
+    anew = log_begun_anew(writer, tmp_path, first_offset=12 if changed == "begins later" else 0)
+    anew.begin_epoch(1)
+    for _ in range(0 if changed == "begins later" else 16):
+        anew.append(b"x")
+        anew.closed_segment(b"y")
+    archiver = archiver_of(anew, archive, FakeBroker(anew), leader_epoch=1)
+    await stepped(archiver, anew)
+    assert archiver.operator_wait.reason is OperatorReason.LOG_BEGAN_ANEW
+    first_offset = archiver.operator_wait.base_offset
+    if changed == "deleted records":
+        anew.log_start_offset = 2
+    is_behind = changed == "nothing of it is left"
+    for _ in range({"retention": 2, "more retention": 3}.get(changed, 0)):
+        anew.drop_head()
+    while is_behind and anew.log_start_offset <= before.next_offset:
+        anew.drop_head()
+    anew.forget_epochs()
+    manifest = await stepped(archiver, anew)
+
+    assert list(manifest.segments)[: len(before.segments)] == list(before.segments)
+    assert first_offset == (12 if changed == "begins later" else 0)
+    # Behind the archive nothing contradicts it: what the new log lost is a gap.
+    assert (archiver.operator_wait is None, bool(manifest.gaps)) == (is_behind, is_behind)
+
+
+def log_begun_anew(writer, tmp_path, *, first_offset: int = 0) -> LogWriter:
     """Return an empty log of the same partition, on another disk."""
     name = writer.identified
     return LogWriter(
-        tmp_path / "anew", name.topic, name.partition, topic_id=name.topic_id, cluster=name.cluster
+        tmp_path / "anew",
+        name.topic,
+        name.partition,
+        topic_id=name.topic_id,
+        cluster=name.cluster,
+        first_offset=first_offset,
     )
 
 
@@ -273,7 +319,17 @@ async def test_history_of_epochs_that_begins_inside_a_batch_tells_of_the_whole_b
     writer.forget_epochs()
     assert writer.epochs == [(1, divergence + 2)]
 
-    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    # No epoch is in common any more, so an operator is asked, from the beginning of the batch on.
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    waiting = await stepped(archiver, writer)
+    assert archiver.operator_wait is not None
+    range_to_go = (archiver.operator_wait.base_offset, archiver.operator_wait.last_offset)
+    assert range_to_go == (divergence, before.next_offset - 1)
+    await archive.manifests.decisions.add(
+        OperatorDecision(writer.identified, "d1", 7, "ann", ManifestVersion.of(waiting), give_up=range_to_go)
+    )
+    manifest = await stepped(archiver, writer)
+    manifest = await stepped(archiver, writer)
     assert manifest.next_offset == writer.bases[-1]
     assert [one.base_offset for one in manifest.replacements] == [divergence]
     assert not (await archive.verifier.verify(manifest, deep=True)).faults

@@ -343,7 +343,7 @@ async def test_operator_gives_up_an_archive_for_a_log_that_began_anew(writer, ar
     for number, unfit in enumerate(({"keep": True}, {"give_up": (0, last - 1)}, {"give_up": (1, last)})):
         await decide(archive, archiver.manifest, f"d{number}", **unfit)
         await steps(archiver, writer, 1)
-        assert f"give up all of it, offsets 0 to {last}" in archiver.operator_wait.refused
+        assert f"give up all of that, offsets 0 to {last}" in archiver.operator_wait.refused
         assert archiver.manifest.segments == before.segments
     await decide(archive, archiver.manifest, "d3", give_up=(0, last))
     await steps(archiver, writer, 4)

@@ -192,12 +192,22 @@ async def test_whole_archive_is_given_up_by_its_manifest_and_as_a_whole(archived
     shown = (await resolve(archived, "-f", "json", case=case)).json()
     (way,) = shown["ways_out"]
     assert way["option"] == "--give-up 0-23"
-    assert way["loses"].startswith("all that is archived, 2 segments with ")
-    assert "recover cluster --prefix" in way["loses"]
+    assert way["loses"].startswith("all that is archived from offset 0 on, 2 segments with ")
+    assert f"`tieringd recover cluster {TOPIC} --prefix old-`" in way["loses"]
     before = archived.objects("*")
     for arguments in (("--keep",), ("--give-up", "0-11"), ("--give-up", "0-23", "--keep")):
-        with pytest.raises(ConfigError, match="continues no part of the archive"):
+        with pytest.raises(ConfigError, match="continues nothing of what it contradicts"):
             await resolve(archived, *arguments, case=case)
     assert archived.objects("*") == before
     assert "2 segments with" in (await resolve(archived, "--give-up", "0-23", case=case)).output
     assert [one.give_up for one in decisions(archived)] == [(0, 23)]
+
+
+async def test_whole_archive_is_not_read_without_a_daemon_either(archived):
+    """Nothing is known of the case then. The range tells that no batch has to be counted."""
+    for path in archived.objects("*.log"):
+        path.write_bytes(b"")
+    shown = await asyncio.to_thread(
+        invoked, "archive", "resolve", PARTITION, "-c", archived.config, "--give-up", "0-23", "--dry-run"
+    )
+    assert "all that is archived from offset 0 on, 2 segments with " in shown.output

@@ -406,6 +406,21 @@ def test_a_replacement_says_what_the_local_log_can_no_longer_give(
     )
 
 
+@pytest.mark.parametrize(
+    ("bases", "begin", "good", "is_anew"),
+    [
+        pytest.param((100,), 100, None, True, id="at a segment"),
+        pytest.param((50,), 50, MissingRange(0, 49), False, id="inside, and only the archive has the rest"),
+        pytest.param((0,), 50, MissingRange(0, 49), True, id="inside, and the log has files before it"),
+        pytest.param((300,), 300, None, False, id="behind the archive"),
+    ],
+)
+def test_log_without_an_epoch_in_common_may_begin_later(bases, begin, good, is_anew):
+    """An operator is asked about all that it would replace, or about what only the archive has."""
+    found = plan(archive((0, 99), (100, 299)), bases=bases, epochs=((NEW, begin),), log_end_offset=400)
+    assert (found.replacement and found.replacement.good, found.is_log_anew) == (good, is_anew)
+
+
 @pytest.mark.parametrize("log_end_offset", [0, 1, 400], ids=["empty", "one record", "longer"])
 @pytest.mark.parametrize("entries", [((0, 99), (100, 299)), ((100, 299),)], ids=["from 0", "later"])
 def test_log_without_an_epoch_in_common_is_told_from_one_that_lags(entries, log_end_offset):
@@ -415,9 +430,6 @@ def test_log_without_an_epoch_in_common_is_told_from_one_that_lags(entries, log_
 
     found = plan(archive(*entries), bases=(0,), epochs=((5, 0), (NEW, 0)), log_end_offset=log_end_offset)
     assert (found.lineage, found.resume_offset, found.is_log_anew) == (Lineage.DIVERGES, 0, False)
-
-    found = plan(archive((0, 99), (100, 299)), bases=(0,), epochs=((NEW, 50),), log_end_offset=400)
-    assert (found.replacement.good, found.is_log_anew) == (MissingRange(0, 49), False)
 
 
 @pytest.mark.parametrize(
