@@ -7,6 +7,7 @@ directory, which exists only when it is complete. `python -m tests.support.kafka
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -104,16 +105,16 @@ def fetch_jars() -> Path:
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # The rename is the last step, so that an existing directory is always complete.
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
-        fetched = Path(temporary) / "lib"
-        run_maven("-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={fetched}")
-        try:
+    with (directory.parent / "fetching.lock").open("w") as lock:
+        # Two Mavens would fetch into one repository. The second process finds what the first one fetched.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if directory.is_dir():
+            return directory
+        # The rename is the last step, so that an existing directory is always complete.
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
+            fetched = Path(temporary) / "lib"
+            run_maven("-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={fetched}")
             fetched.rename(directory)
-        except OSError:
-            # Another process was faster; its directory is as complete as ours.
-            if not directory.is_dir():
-                raise
     return directory
 
 
