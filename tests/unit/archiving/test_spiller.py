@@ -238,42 +238,27 @@ async def test_log_that_began_anew_costs_a_spilled_archive_nothing_until_an_oper
     for _ in range(4):
         await successor.step(observe(other))
     assert (len(away) > 1, successor.operator_wait.last_offset) == (True, before.next_offset - 1)
+
+    whole = (before.start_offset, before.next_offset - 1)
+
+    async def give_up(decision_id):
+        version = ManifestVersion.of(stored_manifest(store, writer))
+        decision = OperatorDecision(writer.identified, decision_id, 7, "ann", version, give_up=whole)
+        await archive.manifests.decisions.add(decision)
+        for _ in range(4):
+            await successor.step(observe(other))
+
+    # A decision that cannot be carried out is refused, and says why.
+    await give_up("d1")
+    assert "there is no such object" in successor.operator_wait.refused
     for key, (data, info) in away.items():
         store.place(key, data, info)
-
-    version = ManifestVersion.of(stored_manifest(store, writer))
-    whole = (before.start_offset, before.next_offset - 1)
-    decision = OperatorDecision(writer.identified, "d1", 7, "ann", version, give_up=whole)
-    await archive.manifests.decisions.add(decision)
-    for _ in range(4):
-        await successor.step(observe(other))
+    await give_up("d2")
     manifest = stored_manifest(store, other)
     assert (successor.operator_wait, manifest.faults()) == (None, ())
     assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [whole]
     await expect_all(archive_in(store), manifest, written_below(other, manifest.next_offset))
     assert manifest.next_offset == other.bases[-1]
-
-
-async def test_archive_without_a_spilled_part_is_not_given_up(writer, archiver, store, tmp_path):
-    """A decision that cannot be carried out is refused, and says why."""
-    await filled(writer, archiver)
-    before = stored_manifest(store, writer)
-    other = LogWriter(tmp_path / "other")
-    other.begin_epoch(1)
-    other.closed_segment(b"new")
-    archive = archive_in(store, writer_id="b2")
-    successor = archiver_of(other, archive, FakeBroker(other), leader_epoch=1)
-    for _ in range(2):
-        await successor.step(observe(other))
-    store.remove(spillover_key(writer.identified, spilled_names(store, writer)[0]))
-    version, whole = ManifestVersion.of(successor.manifest), (before.start_offset, before.next_offset - 1)
-    await archive.manifests.decisions.add(
-        OperatorDecision(writer.identified, "d1", 7, "ann", version, give_up=whole)
-    )
-    for _ in range(2):
-        await successor.step(observe(other))
-    assert "the bucket has no object" in successor.operator_wait.refused
-    assert successor.manifest.next_offset == before.next_offset
 
 
 async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archiver, store, tmp_path):
