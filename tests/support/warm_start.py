@@ -233,7 +233,7 @@ def serve(address: str) -> dict[str, Any]:
         sys.stdout.flush()
         while True:
             readable, _, _ = select.select([listener, sys.stdin], [], [], 1)
-            # First, so that the processor time of all that ended is told as this process's.
+            # Reaping comes first: it makes the processor time of what has ended a part of this process's.
             _reap()
             if sys.stdin in readable:
                 os._exit(0)

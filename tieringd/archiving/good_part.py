@@ -26,8 +26,7 @@ from functools import partial
 from tieringd.archive.segment_part import PartRequest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.observer import Observation
-from tieringd.archiving.operator_case import OperatorWait
-from tieringd.archiving.partition_logger import LeadershipLogger
+from tieringd.archiving.operator_case import OperatorCase, OperatorWait
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.layout import Layout, TransactionEnds, transaction_ends
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound, TieringError
@@ -78,7 +77,7 @@ class KeptPart:
     """Transactions that it no longer lists, where nothing is cut off."""
 
 
-class GoodPart(LeadershipLogger):
+class GoodPart(OperatorCase):
     """Keep the good part of one partition's tail once. Owned by its lineage keeper, used within its step."""
 
     def __init__(
@@ -95,8 +94,6 @@ class GoodPart(LeadershipLogger):
         self._layout = layout
         self._spillovers = spillovers
         self._now_ms = now_ms
-        self.operator_wait: OperatorWait | None = None
-        """The case that only an operator can decide; None without one."""
         self.needs_another_scan = False
         """Whether the next observation may confirm what the last one showed."""
         self._seen_first: tuple[LineagePlan, int] | None = None
@@ -138,11 +135,6 @@ class GoodPart(LeadershipLogger):
         """Return why the case is not examined again yet without a decision; empty if it is."""
         is_resting = self.operator_wait is not None and self._now_ms() < self._retry_at_ms
         return self._waits_because if is_resting else ""
-
-    def note_refusal(self, why: str) -> None:
-        """Show with the case why the last decision was refused."""
-        if self.operator_wait is not None and self.operator_wait.refused != why:
-            self.operator_wait = replace(self.operator_wait, refused=why)
 
     async def keep(
         self, manifest: PartitionManifest, plan: LineagePlan, seen: Observation, *, cut_offset: int

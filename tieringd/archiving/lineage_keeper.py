@@ -330,18 +330,16 @@ class LineageKeeper(LeadershipLogger):
             case.note_refusal(desk.refused)
             return stored, waits_because
         unfit = case.why_unfit(decision)
+        if not unfit:
+            try:
+                manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+            except (ObjectNotFound, CorruptDataError) as error:
+                unfit = f"{error}; `tieringd archive scrub --fix` may mend it"
         if unfit:
             await desk.refuse(decision, unfit)
             case.note_refusal(desk.refused)
             return stored, f"{plan.reason}; {desk.refused}"
         now_ms = self._now_ms()
-        try:
-            manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
-        except (ObjectNotFound, CorruptDataError) as error:
-            unfit = f"{error}; `tieringd archive scrub --fix` may mend it"
-            await desk.refuse(decision, unfit)
-            case.note_refusal(desk.refused)
-            return stored, f"{plan.reason}; {desk.refused}"
         await desk.begin(decision, at_ms=now_ms)
         committed = await self._replace_whole(stored, manifest, plan, seen, now_ms=now_ms)
         self._new_log = None

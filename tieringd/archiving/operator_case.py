@@ -29,7 +29,7 @@ class OperatorWait:
     """Time at which the case was found, in ms since the epoch."""
     base_offset: int
     last_offset: int
-    """The good offsets that are only in the archive are *base_offset* to *last_offset*."""
+    """The offsets *base_offset* to *last_offset* are only in the archive, and are good or may be."""
     divergence_offset: int = field(default=-1, compare=False)
     """The offset where the leader's log parts from the archive, as far as is known."""
     transactions: tuple[tuple[int, int], ...] = field(default=(), compare=False)
@@ -39,14 +39,24 @@ class OperatorWait:
     """Why the last decision was refused; empty where none was."""
 
 
-class NewLogCase(LeadershipLogger):
+class OperatorCase(LeadershipLogger):
+    """What may make a case for an operator. Owned by a partition's lineage keeper, used within its step."""
+
+    operator_wait: OperatorWait | None = None
+    """The case that only an operator can decide; None without one."""
+
+    def note_refusal(self, why: str) -> None:
+        """Show with the case why the last decision was refused."""
+        if self.operator_wait is not None and self.operator_wait.refused != why:
+            self.operator_wait = replace(self.operator_wait, refused=why)
+
+
+class NewLogCase(OperatorCase):
     """The case of one partition's log that began anew. Owned by its lineage keeper, used within its step."""
 
     def __init__(self, leadership: Leadership, *, now_ms: Callable[[], int]) -> None:
         self._leadership = leadership
         self._now_ms = now_ms
-        self.operator_wait: OperatorWait | None = None
-        """The case; None until a second observation has shown it."""
         self.needs_another_scan = False
         """Whether the next observation may confirm what the last one showed."""
         self._scan_number: int | None = None
@@ -58,6 +68,7 @@ class NewLogCase(LeadershipLogger):
         *manifest* has all segments that *plan* would replace, or all of them would go.
         """
         if self._scan_number is None:
+            # There is no case until a second observation has shown it.
             self._scan_number = scan_number
         replacement, known = plan.replacement, self.operator_wait
         assert replacement is not None, "the plan replaces segments"
@@ -87,11 +98,6 @@ class NewLogCase(LeadershipLogger):
                 error=message,
             )
         return f"{why}; an operator has to decide: {message}"
-
-    def note_refusal(self, why: str) -> None:
-        """Show with the case why the last decision was refused."""
-        if self.operator_wait is not None and self.operator_wait.refused != why:
-            self.operator_wait = replace(self.operator_wait, refused=why)
 
     def why_unfit(self, decision: OperatorDecision) -> str:
         """Return why *decision* does not settle the case; empty where it does."""

@@ -2,8 +2,8 @@
 `tieringd archive resolve`: decide what becomes of an archive's tail, where only an operator can.
 
 Without a decision the command changes nothing. It shows the case, as the daemon on this host tells it, and
-what each decision would lose, by the batches in the bucket. Where a whole archive would go it reads no batch:
-years of them may be there. A decision is stored in the bucket for the
+what each decision would lose, by the batches in the bucket. The command reads no batch of an archive that
+would go as a whole, because that may hold years of them. A decision is stored in the bucket for the
 present version of the manifest. The daemon of the partition's leader carries it out.
 """
 
