@@ -337,6 +337,15 @@ CASES = [
         f"tieringd on {HOST} was started 4 times in 30 minutes",
     ),
     Case(
+        "TieringdTaskFails",
+        {"tieringd_task_failures_total": "0x5 1x15"},
+        # The last failure is long ago.
+        {"tieringd_task_failures_total": "4x20"},
+        "16m",
+        f"A part of tieringd on {HOST} ended that should not, and was started again: bookkeeping",
+        {"task": "bookkeeping"},
+    ),
+    Case(
         "TieringdPinsFail",
         {"tieringd_pin_failures_total": "0x5 1x10"},
         {"tieringd_pin_failures_total": "4x15"},
