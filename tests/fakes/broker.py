@@ -109,7 +109,12 @@ class FakeBroker:
             },
         )
 
-    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+    async def replicas(
+        self,
+        found: Sequence[LocalPartition],
+        *,
+        held: Collection[str] | None = None,
+    ) -> ClusterView:
         """Return the partitions of *found* that this broker leads, and those of `followed` as followed."""
         names = {each.topic_partition for each in found}
 

@@ -47,7 +47,12 @@ class ClusterBroker:
         """Return the cluster's id."""
         return await self._answer("cluster_id", lambda: CLUSTER)
 
-    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+    async def replicas(
+        self,
+        found: Sequence[LocalPartition],
+        *,
+        held: Collection[str] | None = None,
+    ) -> ClusterView:
         """Return what this broker believes to be to each partition."""
 
         def view() -> ClusterView:

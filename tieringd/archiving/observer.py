@@ -359,9 +359,12 @@ class Observer:
         scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
         cluster = await self._broker.cluster_id()
-        listed = self._listed_by(cluster, scan, await self._broker.replicas(scan.partitions))
+        # Where no broker runs, the files say what is led. They are read only where a change was reported.
+        self._layout.note_changes(self._reports)
+        view = await self._broker.replicas(scan.partitions, held=self._layout.held())
+        listed = self._listed_by(cluster, scan, view)
         tiered = self._tiered_by(listed, await self._topic_configs(cluster, listed.topic_ids, problems))
-        view, topics, keys = listed.view, tiered.topics, tiered.keys
+        topics, keys = tiered.topics, tiered.keys
         files, unclear = await self._files_of(tiered, problems)
         asked_at = asyncio.get_running_loop().time()
         led = [one for one, _ in files if not (tiered.followed and _name(one) in tiered.followed)]

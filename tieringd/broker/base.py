@@ -52,12 +52,17 @@ class Broker(Protocol):
         a topic is gone.
         """
 
-    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+    async def replicas(
+        self, found: Sequence[LocalPartition], *, held: Collection[str] | None = None
+    ) -> ClusterView:
         """
         Return this broker's role for each partition among *found*.
 
         A partition whose topic id on disk differs from the cluster's is left out: its directory belongs
         to a deleted incarnation. An unchanged view may be the same object as before, so it is not changed.
+
+        A scan, which finds all partitions, gives *held*: the directories in which no name has changed since
+        their logs were read (`Layout.held`). What reads roles from files need not read those again.
         """
 
     async def log_bounds(

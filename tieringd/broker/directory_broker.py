@@ -80,12 +80,12 @@ class DirectoryBroker:
         self._cluster_id = cluster_id
         self._walks: dict[TopicPartition, _LogHeaderWalk] = {}
         self._epochs = SmallFiles(EPOCH_CHECKPOINT, _newest_epoch)
-        self._asked: tuple[LocalPartition, ...] = ()
-        """The partitions that `replicas` was last asked for."""
-        self._told: list[int] = []
-        """The leader epochs of these."""
+        self._scanned: tuple[LocalPartition, ...] = ()
+        """The partitions of the last scan."""
+        self._told: dict[str, int] = {}
+        """The leader epochs of these, by their paths, where they could be read."""
         self._view = ClusterView({}, {})
-        """The answer: the same object is returned again while all epochs are the same."""
+        """The scan's view: the same object is returned again while all epochs are the same."""
         self._lock = threading.Lock()
 
     async def cluster_id(self) -> str:
@@ -104,9 +104,13 @@ class DirectoryBroker:
         """Return the ids in the log directories. A topic that is missing there is not proven to be gone."""
         return await asyncio.to_thread(self._topic_ids, frozenset(topics))
 
-    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+    async def replicas(
+        self, found: Sequence[LocalPartition], *, held: Collection[str] | None = None
+    ) -> ClusterView:
         """Return all partitions of *found* as led. Their leader epoch is 0 if none can be read."""
-        return await asyncio.to_thread(self._replicas, found)
+        if held is None:
+            return await asyncio.to_thread(self._view_of, found)
+        return await asyncio.to_thread(self._view_of_all, tuple(found), held)
 
     async def log_bounds(
         self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
@@ -216,23 +220,37 @@ class DirectoryBroker:
                         found[topic] = frozenset({read_topic_id(entry.path)})
         return found
 
-    def _replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
-        read = self._epochs.read
-        epochs: list[int] = []
+    def _view_of(self, found: Sequence[LocalPartition]) -> ClusterView:
+        """Return the view of some partitions. What is known of the others stays."""
         with self._lock:
-            for each in found:
-                try:
-                    epochs.append(read(each.path))
-                except LocalFileError:
-                    # Reading the log itself meets the same fault, and reports it.
-                    epochs.append(0)
-            asked = tuple(found)
-            if asked != self._asked or epochs != self._told:
-                self._asked, self._told, self._view = asked, epochs, _led(asked, epochs)
+            return _led(found, self._read_epochs(found, {}))
+
+    def _view_of_all(self, found: tuple[LocalPartition, ...], held: Collection[str]) -> ClusterView:
+        """Return the view of all partitions. What is known of partitions that are gone is dropped."""
+        with self._lock:
+            known = self._told
+            told = self._read_epochs(found, {path: known[path] for path in known if path in held})
+            if found != self._scanned or told != known:
+                self._scanned, self._told, self._view = found, told, _led(found, told)
                 self._epochs.keep_only({each.path for each in found})
                 for gone in self._walks.keys() - self._view.replicas.keys():
                     del self._walks[gone]
             return self._view
+
+    def _read_epochs(self, found: Sequence[LocalPartition], known: Mapping[str, int]) -> dict[str, int]:
+        """Return the leader epoch of each directory of which one can be read. Those in *known* are not."""
+        read = self._epochs.read
+        epochs: dict[str, int] = {}
+        for each in found:
+            path = each.path
+            if (epoch := known.get(path)) is None:
+                try:
+                    epoch = read(path)
+                except LocalFileError:
+                    # Reading the log itself meets the same fault, and reports it.
+                    continue
+            epochs[path] = epoch
+        return epochs
 
     def _all_bounds(
         self, logs: Sequence[LocalLog], leader_epochs: Mapping[TopicPartition, int]
@@ -338,10 +356,14 @@ def _open(stack: ExitStack, path: str, flags: int) -> int:
     return descriptor
 
 
-def _led(partitions: Sequence[LocalPartition], leader_epochs: Sequence[int]) -> ClusterView:
-    """Return a view in which this process leads each of *partitions*, under its epoch of *leader_epochs*."""
-    roles = {epoch: Replica(epoch, is_leader=True) for epoch in set(leader_epochs)}
-    led = {each.topic_partition: roles[epoch] for each, epoch in zip(partitions, leader_epochs, strict=True)}
+def _led(partitions: Sequence[LocalPartition], leader_epochs: Mapping[str, int]) -> ClusterView:
+    """
+    Return a view in which this process leads each of *partitions*.
+
+    Its epoch is that of its path in *leader_epochs*, or 0.
+    """
+    roles = {epoch: Replica(epoch, is_leader=True) for epoch in {0, *leader_epochs.values()}}
+    led = {each.topic_partition: roles[leader_epochs.get(each.path, 0)] for each in partitions}
     return ClusterView(led, Counter(name.topic for name in led))
 
 

@@ -286,7 +286,12 @@ class KafkaBroker:
             self._connections, [(each.host, int(each.port)) for each in brokers]
         )
 
-    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+    async def replicas(
+        self,
+        found: Sequence[LocalPartition],
+        *,
+        held: Collection[str] | None = None,  # noqa: ARG002 the interface
+    ) -> ClusterView:
         """
         Return this broker's role for each partition among *found*.
 

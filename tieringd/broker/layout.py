@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -63,6 +63,14 @@ class Layout(Protocol):
     def note_changes(self, reports: ChangeReports) -> None:
         """Ask *reports* what changed in the partitions' directories, before their logs are read."""
 
+    def held(self) -> Collection[str]:
+        """
+        Return the partitions' directories in which no name has changed since their logs were read.
+
+        The changes are those of the last `note_changes`. A name is one of a file: a segment's, or that of a
+        file that the broker replaces whole.
+        """
+
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """Return the segments of a partition with Kafka's offsets; *known* are translations in its log."""
 
@@ -104,6 +112,10 @@ class KafkaLayout:
     def note_changes(self, reports: ChangeReports) -> None:
         """See `Layout.note_changes`."""
         self._rescan.note_changes(reports)
+
+    def held(self) -> Collection[str]:
+        """See `Layout.held`."""
+        return self._rescan.held()
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""
@@ -189,6 +201,10 @@ class RedpandaLayout:
     def note_changes(self, reports: ChangeReports) -> None:
         """Do nothing: every read lists the directory."""
         del reports
+
+    def held(self) -> Collection[str]:
+        """Return no directory: every read lists them."""
+        return frozenset()
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""

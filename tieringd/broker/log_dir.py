@@ -539,6 +539,11 @@ class LogDirRescan:
         self._replaced -= reported.renamed
         self._still -= reported.unreported_writes
 
+    def held(self) -> Collection[str]:
+        """Return the directories in which no name has changed, by the reports that this scan relies on."""
+        looked_at = self._scans % LOOK_EVERY
+        return {path for path in self._held if hash(path) % LOOK_EVERY != looked_at}
+
     def read(self, partition: LocalPartition) -> LocalLog:
         """
         See `log_dir.read_local_log`.

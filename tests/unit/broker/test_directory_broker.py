@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -277,20 +278,57 @@ async def test_log_bounds_that_need_no_walk_are_still_of_one_epoch(broker, order
         assert isinstance(bounds, LogBounds if led else LeadershipChanged)
 
 
-async def test_replicas_are_the_same_object_until_an_epoch_or_a_partition_changes(broker, orders, tmp_path):
+def replace_checkpoint(partition, *epochs):
+    """Replace a partition's checkpoint as a broker does, which does not write to it."""
+    recreated = Path(partition.log_dir) / "checkpoint.tmp"
+    recreated.write_bytes(encode_epoch_checkpoint(epochs))
+    recreated.replace(Path(partition.path) / "leader-epoch-checkpoint")
+
+
+async def test_replicas_of_a_scan_are_the_same_object_until_something_changes(broker, orders, tmp_path):
     """An unchanged view is the same object, so that callers keep what follows from it."""
     other = replace(orders, topic_partition=TopicPartition("orders", 1), path=str(tmp_path / "orders-1"))
-    checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
-    checkpoint.write_bytes(encode_epoch_checkpoint([(4, 0)]))
+    replace_checkpoint(orders, (4, 0))
     settle(Path(orders.path))
-    first = await broker.replicas([orders])
-    assert await broker.replicas([orders]) is first
-    # A broker replaces its checkpoint, and does not write to it.
-    recreated = tmp_path / "checkpoint.tmp"
-    recreated.write_bytes(encode_epoch_checkpoint([(4, 0), (6, 0)]))
-    recreated.replace(checkpoint)
-    assert (await broker.replicas([orders])).replicas == {_NAME: Replica(6, is_leader=True)}
+    first = await broker.replicas([orders], held=())
+    assert await broker.replicas([orders], held=()) is first
+    replace_checkpoint(orders, (4, 0), (6, 0))
+    assert (await broker.replicas([orders], held=())).replicas == {_NAME: Replica(6, is_leader=True)}
+    assert set((await broker.replicas([other], held=())).replicas) == {other.topic_partition}
+
+
+async def test_checkpoint_of_a_directory_without_a_change_is_not_looked_at(broker, orders):
+    """A scan knows the epoch of a directory in which no name has changed, once it was read."""
+    replace_checkpoint(orders, (4, 0))
+    settle(Path(orders.path))
+    held = {orders.path}
+    first = await broker.replicas([orders], held=held)
+    with counted_file_calls() as calls:
+        assert await broker.replicas([orders], held=held) is first
+    assert calls == Counter()
+    replace_checkpoint(orders, (4, 0), (6, 0))
+    assert (await broker.replicas([orders], held=())).replicas == {_NAME: Replica(6, is_leader=True)}
+    assert (await broker.replicas([orders], held=held)).replicas == {_NAME: Replica(6, is_leader=True)}
+
+
+async def test_question_about_some_partitions_leaves_the_others_known(broker, orders, tmp_path):
+    """A reader asks for its partition alone: the next scan walks no log again, and reads no checkpoint."""
+    other = replace(orders, topic_partition=TopicPartition("orders", 1), path=str(tmp_path / "orders-1"))
+    (tmp_path / "orders-1").mkdir()
+    for each in (orders, other):
+        write_segment(each, 0, batch(0))
+        replace_checkpoint(each, (4, 0))
+        settle(Path(each.path))
+    first = await broker.replicas([orders, other], held=())
+    logs = [read_local_log(each) for each in (orders, other)]
+    epochs = dict.fromkeys(first.replicas, 4)
+    await broker.log_bounds(logs, leader_epochs=epochs)
     assert set((await broker.replicas([other])).replicas) == {other.topic_partition}
+    with counted_file_calls() as calls:
+        assert await broker.replicas([orders, other], held=()) is first
+        bounds = await broker.log_bounds(logs, leader_epochs=epochs)
+    assert bounds == dict.fromkeys(first.replicas, LogBounds(0, 3, 3))
+    assert calls == Counter(stat=2)
 
 
 async def test_log_bounds_hold_the_stable_offset_back_at_an_open_transaction(broker, orders):
