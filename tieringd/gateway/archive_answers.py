@@ -118,8 +118,12 @@ async def listed_at(
         CorruptDataError: Stored bytes are damaged.
     """
     if timestamp == MAX_TIMESTAMP:
-        times = [await records.latest_timestamp_ms(one) for one in archives]
-        timestamp = max((time for time in times if time is not None), default=-1)
+        latest: ListedOffset | None = None
+        for archive in archives:
+            record = await records.latest_record(archive)
+            if record is not None and (latest is None or record.timestamp_ms > latest.timestamp_ms):
+                latest = listed_in(archive, record.offset, record.timestamp_ms)
+        return latest
     for archive in archives if timestamp >= 0 else ():
         record = await records.first_record_at(archive, timestamp)
         if record is not None:

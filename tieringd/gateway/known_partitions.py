@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
@@ -63,6 +63,13 @@ class ReadablePartition:
     unarchived: UnarchivedOffsets | None = None
     """None where this daemon does not archive the partition under the broker's leader epoch."""
 
+    @property
+    def awaits_pins(self) -> bool:
+        """Say whether pins alone have a part of the log, so that the archive will have it later."""
+        return self.bounds is not None and have_part_of_log(
+            self.pins, self.bounds, after_offset=max(self.manifest.next_offset, self.deleted_before)
+        )
+
     def is_before_log(self, offset: int) -> bool:
         """Say whether *offset* is between the archive's end and the start of the broker's log."""
         return (
@@ -77,6 +84,20 @@ class ReadablePartition:
             not pin.is_stray and pin.segment.base_offset <= offset < (pin.segment.next_offset or 0)
             for pin in self.pins
         )
+
+
+def have_part_of_log(pins: Sequence[Pin], bounds: LogBounds, *, after_offset: int) -> bool:
+    """
+    Say whether *pins* have offsets of a log from *after_offset* on that the broker's log no longer has.
+
+    *after_offset* is where the archive ends, or what a user has deleted does. *bounds* are the broker's.
+    """
+    return any(
+        not pin.is_stray
+        and pin.segment.base_offset < bounds.log_start_offset
+        and (pin.segment.next_offset or 0) > after_offset
+        for pin in pins
+    )
 
 
 class PartitionName(NamedTuple):

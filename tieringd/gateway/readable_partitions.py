@@ -52,6 +52,7 @@ from tieringd.gateway.known_partitions import (
     ReadablePartition,
     TopicNames,
     UnarchivedOffsets,
+    have_part_of_log,
     hidden_at_most,
     hidden_in,
     name_of,
@@ -269,6 +270,11 @@ class ReadablePartitions:
                 raise StorageUnavailable(
                     f"{partition} continues an older archive, and its own manifest is not stored yet"
                 )
+            deleted_before = hidden_at_most(self._deletions.of(partition))
+            if bounds is not None and have_part_of_log(pins, bounds, after_offset=deleted_before):
+                raise StorageUnavailable(
+                    f"pins hold the head of {partition}, and its manifest is not stored yet"
+                )
             return None
         hidden = self._hidden_in(manifest, partition)
         return ReadablePartition(manifest, bounds, pins, hidden, min(as_of, read.at))
@@ -408,7 +414,10 @@ class _LogStart:
     archive_offset: int | None
     """The first offset of its archive; None if it has no archive."""
     broker_offset: int
-    """A lower bound of the broker's log start. An archive that is created later begins at or after it."""
+    """
+    A lower bound of the broker's log start. An archive that is created later begins at or after it: no pin has
+    an earlier part of the log.
+    """
     looked_up_at: float
 
     def tells(self, broker_offset: int) -> bool:
@@ -515,7 +524,14 @@ class LogStarts:
 
     async def _first_of_key(self, key: PartitionKey, *, since: float = -math.inf) -> int | None:
         found = await self._partitions.find(*key, since=since)
-        return None if found is None else await self.first_offset(found)
+        if found is None:
+            return None
+        first_offset = await self.first_offset(found)
+        if first_offset is None and found.awaits_pins:
+            raise StorageUnavailable(
+                f"pins hold the head of {found.manifest.partition}, which is not archived yet"
+            )
+        return first_offset
 
     async def _look_up(self, key: PartitionKey, broker_offset: int) -> None:
         looked_up_at = self._now()

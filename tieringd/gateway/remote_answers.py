@@ -330,6 +330,10 @@ class RemoteAnswers:
     async def _look_up(self, key: PartitionKey, timestamp: int) -> ListedOffset | None:
         found = await self._found_now(key)
         listed = None if found is None else await self._listed(found, timestamp)
+        if found is not None and found.awaits_pins and _may_be_pinned(timestamp, listed):
+            raise StorageUnavailable(
+                f"the offset for {timestamp} of {found.manifest.partition} may be one that only a pin has yet"
+            )
         if found is None or listed is None or found.bounds is None:
             return listed
         # An election may have cut the log off, and the archive is not cut back yet. The first offset that is
@@ -453,6 +457,15 @@ async def _side_by_side(
 
     answers = await at_once(list(asked.items()), one, count=_AT_ONCE)
     return {key: answer for key, answer in zip(asked, answers, strict=True) if answer is not None}
+
+
+def _may_be_pinned(timestamp: int, listed: ListedOffset | None) -> bool:
+    """
+    Say whether what *timestamp* asks for may be after the archive, of which *listed* is the answer.
+
+    The broker's answer would then lie behind records that the archive has later.
+    """
+    return timestamp == MAX_TIMESTAMP or (listed is None and (timestamp == EARLIEST or timestamp >= 0))
 
 
 def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> NextFetch | None:

@@ -278,6 +278,65 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
         assert await behind.fetch(4) == {0: "try again"}
 
 
+@virtually
+async def test_offset_of_a_time_that_only_a_pin_has_is_waited_for(tmp_path, store, writers):
+    """A later offset of the broker's log would have the client skip what the archive has later."""
+    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
+    pin_root.mkdir()
+    daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
+    async with serving(tmp_path, store, daemon) as behind:
+        writer = writers[0]
+        await only_pinned(daemon, store, writer)
+        for timestamp in (FIRST_MS + 4, MAX_TIMESTAMP):
+            with pytest.raises(StorageUnavailable, match="only a pin has"):
+                await behind.listed(timestamp)
+        assert await behind.listed(FIRST_MS + 2) == ListedOffset(2, FIRST_MS + 2, 0)
+        assert (await behind.listed(EARLIEST)).offset == 0
+        await archived_to(daemon, writer, 6)
+        assert await behind.listed(FIRST_MS + 4) == ListedOffset(4, FIRST_MS + 4, 0)
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+@virtually
+async def test_head_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, is_claimed):
+    """The store took no segment since the topic began, and the broker has deleted the head of the log."""
+    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
+    pin_root.mkdir()
+    daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
+    writer, put, is_away = writers[0], store.put, True
+
+    async def put_if_there(key, *arguments, **options):
+        if is_away and not (is_claimed and key.endswith("/manifest")):
+            raise StorageUnavailable("away")
+        return await put(key, *arguments, **options)
+
+    store.put = put_if_there
+    async with serving(tmp_path, store, daemon) as behind:
+        for _ in range(6):
+            await daemon.round()
+        assert daemon.pinned(writer) == [0]
+        writer.drop_head()
+        writer.append()
+        await daemon.round()
+        assert (await behind.fetch(0), writer.log_start_offset) == ({0: "try again"}, 3)
+        for timestamp in (EARLIEST, FIRST_MS + 1):
+            with pytest.raises(StorageUnavailable, match="pin"):
+                await behind.listed(timestamp)
+        assert await told(behind, 3) == (-1, -1)
+        is_away = False
+        await archived_to(daemon, writer, 3)
+        assert await behind.fetch(0) == {0: [0]}
+        assert (await behind.listed(EARLIEST)).offset == 0
+        assert (await told(behind, 3))[1] == 0
+
+
+async def archived_to(daemon, writer, next_offset):
+    """Run rounds until the archive of *writer* ends at *next_offset*."""
+    while (found := stored_manifest(daemon.store, writer)) is None or found.next_offset < next_offset:
+        await daemon.round()
+        await asyncio.sleep(30)
+
+
 async def lost_segment(daemon, writer):
     """Let the broker's retention delete the segment from offset 3 before it is archived. No other follows."""
     await daemon.round()
