@@ -122,9 +122,9 @@ class LogWriter:
             _Written(self.next_offset, self.next_offset + len(values), data, values, producer_id)
         )
 
-    def commit(self, producer_id: int) -> None:
-        """Commit *producer_id*'s transaction."""
-        self._end(producer_id, COMMIT_MARKER)
+    def commit(self, producer_id: int, *, timestamp_ms: int = 0) -> None:
+        """Commit *producer_id*'s transaction. A broker's marker has the time of the commit."""
+        self._end(producer_id, COMMIT_MARKER, timestamp_ms=timestamp_ms)
 
     def abort(self, producer_id: int) -> None:
         """Abort *producer_id*'s transaction. A read_committed reader never sees its records."""
@@ -290,9 +290,13 @@ class LogWriter:
                 found |= decided if each.marker == COMMIT_MARKER else {}
         return dict(sorted(found.items()))
 
-    def _end(self, producer_id: int, marker: int) -> None:
+    def _end(self, producer_id: int, marker: int, *, timestamp_ms: int = 0) -> None:
         data = encode_marker(
-            self.next_offset, producer_id=producer_id, marker=marker, leader_epoch=self.epochs[-1][0]
+            self.next_offset,
+            producer_id=producer_id,
+            marker=marker,
+            timestamp_ms=timestamp_ms,
+            leader_epoch=self.epochs[-1][0],
         )
         if marker == NO_MARKER:
             data = sealed(parse_header(data)._replace(record_count=0), b"")

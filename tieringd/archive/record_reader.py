@@ -79,7 +79,57 @@ class RecordReader:
                     return max(piece.start_offset, piece.segments[0].base_offset)
         return None
 
-    async def latest_timestamp_ms(self, manifest: PartitionManifest) -> int | None:
+    async def latest_record(self, manifest: PartitionManifest) -> Record | None:
+        """
+        Return the first record with the largest timestamp, or None if no record has one.
+
+        The marker that ends a transaction counts as a record, as in Kafka's answer for MAX_TIMESTAMP. It is
+        usually later than the records of its transaction.
+        """
+        latest_ms = await self._latest_timestamp_ms(manifest)
+        found = await self._record_at(manifest, latest_ms)
+        if found is None and latest_ms is not None:
+            # The record is one that a user has deleted, in a segment of which a part is left.
+            found = await self._record_at(manifest, await self._latest_left_ms(manifest))
+        return found
+
+    async def _record_at(self, manifest: PartitionManifest, timestamp_ms: int | None) -> Record | None:
+        """Return the first record or marker with *timestamp_ms* or later; None without a time in it."""
+        if timestamp_ms is None or timestamp_ms < 0:
+            return None
+        found = await self._first_at(manifest, timestamp_ms, reads_record=True, has_markers=True)
+        assert not isinstance(found, int), "the record was asked for"
+        return found
+
+    async def _latest_left_ms(self, manifest: PartitionManifest) -> int | None:
+        """Return the largest timestamp from the start of the archive on, which may be inside a segment."""
+        times: list[int] = []
+        async with aclosing(self._spillovers.pieces(manifest)) as pieces:
+            async for piece in pieces:
+                for segment in piece.segments:
+                    if segment.base_offset < manifest.start_offset:
+                        times += await self._times_after_start(manifest, segment)
+                    elif segment.next_offset > manifest.records_end:
+                        times += await self._times_before_end(manifest, segment)
+                    else:
+                        times.append(segment.max_timestamp_ms)
+        return max(times, default=None)
+
+    async def _times_after_start(self, manifest: PartitionManifest, segment: RemoteSegment) -> list[int]:
+        """Return timestamps of *segment* from the start of the archive on, which is inside it."""
+        index, start_offset = await self._indexes.index_of(manifest.partition, segment), manifest.start_offset
+        key, times = data_key(manifest.partition, segment), list[int]()
+        async with aclosing(self._reader.headers(key, index, from_offset=start_offset)) as headers:
+            async for one in headers:
+                header = one.header
+                if header.base_offset >= start_offset:
+                    times.append(header.max_timestamp_ms)
+                elif header.next_offset > start_offset:
+                    batch = one.batch or await self._batch(key, one.position, header.size_bytes)
+                    times += await in_thread(_latest_time_in, batch, key, start_offset)
+        return times
+
+    async def _latest_timestamp_ms(self, manifest: PartitionManifest) -> int | None:
         """Return the largest timestamp of any record, or None if there is no segment."""
         names = await self._spillovers.names(manifest, from_offset=manifest.start_offset)
         times = [name.max_timestamp_ms for name in names]
@@ -130,20 +180,37 @@ class RecordReader:
         return found.offset if isinstance(found, Record) else found
 
     async def _first_at(
-        self, manifest: PartitionManifest, timestamp_ms: int, *, reads_record: bool
+        self,
+        manifest: PartitionManifest,
+        timestamp_ms: int,
+        *,
+        reads_record: bool,
+        has_markers: bool = False,
     ) -> Record | int | None:
-        """Return the first record as late as the time; without *reads_record*, its offset alone may do."""
+        """
+        Return the first record as late as the time; without *reads_record*, its offset alone may do.
+
+        With *has_markers* the marker that ends a transaction counts as a record.
+        """
         async with aclosing(self._spillovers.pieces(manifest, reaching_ms=timestamp_ms)) as pieces:
             async for piece in pieces:
                 for row in piece.segments.rows_reaching(timestamp_ms):
                     segment = piece.segments[row]
-                    found = await self._first_in(piece, segment, timestamp_ms, reads_record=reads_record)
+                    found = await self._first_in(
+                        piece, segment, timestamp_ms, reads_record=reads_record, has_markers=has_markers
+                    )
                     if found is not None:
                         return found
         return None
 
     async def _first_in(
-        self, manifest: PartitionManifest, segment: RemoteSegment, timestamp_ms: int, *, reads_record: bool
+        self,
+        manifest: PartitionManifest,
+        segment: RemoteSegment,
+        timestamp_ms: int,
+        *,
+        reads_record: bool,
+        has_markers: bool,
     ) -> Record | int | None:
         index = await self._indexes.index_of(manifest.partition, segment)
         key = data_key(manifest.partition, segment)
@@ -155,7 +222,7 @@ class RecordReader:
                 header, batch = one.header, one.batch
                 if header.base_offset >= end_offset:
                     break
-                if header.is_control or header.last_offset < from_offset:
+                if (header.is_control and not has_markers) or header.last_offset < from_offset:
                     continue
                 # A header alone has no checksum. The index has one, and says whether the batch may be late.
                 is_late = header.max_timestamp_ms >= timestamp_ms
@@ -234,6 +301,19 @@ def _first_record_in(batch: Batch, key: str, from_offset: int, timestamp_ms: int
         offset = max(from_offset, header.base_offset)
         return Record(offset, max(timestamp_ms, header.base_timestamp_ms), 0, None, None, ())
     return None
+
+
+def _latest_time_in(batch: Batch, key: str, from_offset: int) -> list[int]:
+    """Return the largest timestamp of the records from *from_offset* on, in a list; an empty one without."""
+    try:
+        left = [
+            record.timestamp_ms
+            for record in _records_in(batch, key, limit_bytes=_LOOKUP_BYTES_MAX)
+            if record.offset >= from_offset
+        ]
+    except UnpackedTooLarge:
+        return [batch.header.max_timestamp_ms]
+    return [max(left)] if left else []
 
 
 def _records_in(batch: Batch, key: str, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:

@@ -251,7 +251,34 @@ async def test_part_of_a_merged_segment_has_the_records_before_its_end(writer, a
             part, DEFAULT_TIME_MS + 1000 * (offset // 3) + offset % 3
         )
         assert (record and record.offset) == (offset if offset < end_offset else None)
-    latest_ms = await archive.records.latest_timestamp_ms(part)
+    latest = await archive.records.latest_record(part)
     whole = end_offset // 3
-    assert latest_ms == (DEFAULT_TIME_MS + 1000 * (whole - 1) + 2 if whole else None)
-    assert await archive.records.latest_timestamp_ms(manifest) == DEFAULT_TIME_MS + 3002
+    latest_ms = DEFAULT_TIME_MS + 1000 * (whole - 1) + 2 if whole else None
+    assert (latest and latest.timestamp_ms) == latest_ms
+    assert (await archive.records.latest_record(manifest)).timestamp_ms == DEFAULT_TIME_MS + 3002
+
+
+async def test_latest_record_is_the_marker_that_is_later_than_its_transaction(writer, archive):
+    """The marker has the clock of the coordinator, which ends the transaction after its last record."""
+    writer.append(producer_id=7, timestamp_ms=DEFAULT_TIME_MS)
+    writer.commit(7, timestamp_ms=DEFAULT_TIME_MS + 500)
+    writer.append(timestamp_ms=DEFAULT_TIME_MS + 100)
+    writer.roll()
+    manifest = await archived(writer, archive)
+    latest = await archive.records.latest_record(manifest)
+    assert (latest.offset, latest.timestamp_ms) == (3, DEFAULT_TIME_MS + 500)
+    # A reader by time gets records, and no marker.
+    assert await archive.records.first_record_at(manifest, DEFAULT_TIME_MS + 500) is None
+
+
+@pytest.mark.parametrize("start_offset", [3, 4])
+async def test_latest_record_is_one_that_is_left(writer, archive, start_offset):
+    """The newest record of the first segment is deleted, and the batch after it may be left in part."""
+    writer.append(timestamp_ms=DEFAULT_TIME_MS + 9000)
+    writer.append(b"a", b"b", b"c", timestamp_ms=DEFAULT_TIME_MS + 5000)
+    writer.roll()
+    writer.append(timestamp_ms=DEFAULT_TIME_MS)
+    writer.roll()
+    manifest = await archived(writer, archive)
+    latest = await archive.records.latest_record(manifest.seen_from(start_offset))
+    assert (latest.offset, latest.timestamp_ms) == (5, DEFAULT_TIME_MS + 5002)

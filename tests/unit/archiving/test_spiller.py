@@ -86,7 +86,7 @@ async def test_manifest_is_whole_for_every_reader(writer, archive, archiver, sto
         first = min(other for other, when in times.items() if when >= time_ms)
         assert await reader.records.offset_for_time(manifest, time_ms) == first, offset
     assert await reader.records.offset_for_time(manifest, max(times.values()) + 1) == manifest.next_offset
-    assert await reader.records.latest_timestamp_ms(manifest) == max(times.values())
+    assert (await reader.records.latest_record(manifest)).timestamp_ms == max(times.values())
     assert await reader.records.first_offset(manifest) == 0
 
 
