@@ -415,8 +415,8 @@ class _LogStart:
     """The first offset of its archive; None if it has no archive."""
     broker_offset: int
     """
-    A lower bound of the broker's log start. An archive that is created later begins at or after it: no pin has
-    an earlier part of the log.
+    A lower bound of the broker's log start. An archive that is created later begins at or after it: no pin
+    has an earlier part of the log.
     """
     looked_up_at: float
 
