@@ -262,7 +262,8 @@ async def test_java_consumer_goes_on_after_the_next_leader(fresh, aged):
                 read += [line] if line in known else []
     finally:
         process.kill()
-        await process.wait()
+        # To the end of its output: after `wait` alone the pipe may still be open when the loop is closed.
+        await process.communicate()
     assert read == [*aged.values, b"new"]
 
 

@@ -187,7 +187,7 @@ async def test_worker_that_does_not_confirm_a_deletion_is_killed(tmp_path, write
     """It might serve what was deleted. The client that deletes waits until it is gone."""
     async with gateway_of(tmp_path, writers) as gateway, AsyncExitStack() as stack:
         clients = await gateway.clients_of_both(stack)
-        stuck = gateway.serving[0].pid
+        number, stuck = gateway.serving[0].number, gateway.serving[0].pid
         pause(stuck)
         DELETED.append(1)
         asking = [asyncio.ensure_future(client.ask(deletion(2, orders=1))) for client in clients]
@@ -196,8 +196,9 @@ async def test_worker_that_does_not_confirm_a_deletion_is_killed(tmp_path, write
         assert any(task.exception() is None for task in done)
         await asyncio.to_thread(wait_until_ended, [stuck])
         await gateway.until(lambda: len(gateway.serving) == 2)
-        ends = [one.last_end for one in gateway.serving if one.last_end]
-        assert ends == ["killed: it did not confirm that records were deleted"]
+        # On a busy machine the other one may be late for another reason.
+        (end,) = [one.last_end for one in gateway.serving if one.number == number]
+        assert end == "killed: it did not confirm that records were deleted"
 
 
 async def test_workers_are_told_of_full_disks_and_of_a_reload(tmp_path, writers):

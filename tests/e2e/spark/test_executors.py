@@ -18,7 +18,7 @@ from tests.e2e.sample_topics import codec_topic
 from tests.e2e.spark.rows import s3_options
 
 _ROOT = Path(__file__).parents[3]
-_TIMEOUT_SECONDS = 240
+_TIMEOUT_SECONDS = 600
 _TOPIC = codec_topic("lz4")
 
 
@@ -45,7 +45,7 @@ def read_on_cluster(tmp_path):
 
 
 # Long: a standalone cluster of Spark starts.
-@pytest.mark.timeout(900)  # The first test of Spark waits for all that it needs.
+@pytest.mark.timeout(1800)  # The first test of Spark waits for all that it needs.
 def test_executor_uses_its_own_credentials(read_on_cluster, seaweedfs, samples, sample_objects):
     """The driver's environment stays with the driver. No registration and no copy of it is needed."""
     options = s3_options(seaweedfs, bucket=BUCKET, prefix=samples.prefix) | {"subscribe": _TOPIC}
