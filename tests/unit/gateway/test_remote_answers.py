@@ -292,8 +292,6 @@ async def test_offset_of_a_time_that_only_a_pin_has_is_waited_for(tmp_path, stor
                 await behind.listed(timestamp)
         assert await behind.listed(FIRST_MS + 2) == ListedOffset(2, FIRST_MS + 2, 0)
         assert (await behind.listed(EARLIEST)).offset == 0
-        await archived_to(daemon, writer, 6)
-        assert await behind.listed(FIRST_MS + 4) == ListedOffset(4, FIRST_MS + 4, 0)
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
