@@ -37,6 +37,7 @@ from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_groups import GroupOffset, OffsetsNotKnownYet
 from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable, FencedError
+from tieringd.formats.record_batch import NO_TIMESTAMP
 from tieringd.formats.records import Record
 from tieringd.formats.recovery_mark import RecoveryMark, decode_mark, encode_mark
 
@@ -307,6 +308,7 @@ class TargetWriter:
 
     def _batches(self, records: Sequence[Record]) -> Iterator[Any]:
         batch = self._producer.create_batch()
+        first_ms = records[0].timestamp_ms if records else NO_TIMESTAMP
         for record in records:
             row = {
                 "key": record.key,
@@ -314,10 +316,15 @@ class TargetWriter:
                 "timestamp": record.timestamp_ms,
                 "headers": list(record.headers),
             }
-            if batch.append(**row) is None:
+            # The client's builder gives records without a time, at the front of a batch, the time of the
+            # first record that has one. So a batch that begins without a time has no record with one.
+            cannot_join = first_ms == NO_TIMESTAMP != record.timestamp_ms
+            if cannot_join or batch.append(**row) is None:
+                batch.close()
                 yield batch
                 batch = self._producer.create_batch()
                 batch.append(**row)
+                first_ms = record.timestamp_ms
         if batch.record_count():
             batch.close()
             yield batch
