@@ -397,7 +397,7 @@ def targets() -> tuple[Target, ...]:
     manifest_of = _sealed(manifest_codec.MAGIC, manifest_codec.VERSION, manifest_codec.decode_manifest)
     times = encode_access_times({"a/b": 1_700_000_000_000, "c": 1_700_000_000_001})
     redpanda = ordinary_log()
-    mark = encode_mark(RecoveryMark(7, "id", "read_committed", 3, 0, 0, 2, 2)).encode()
+    mark = encode_mark(RecoveryMark(7, "id", "read_committed", 3, 0, 0, 2, 2, (6, 9, 1))).encode()
     at_fault = (ProtocolViolation,)
     return (
         Target("manifest", manifest_codec.decode_manifest, manifests),

@@ -17,13 +17,13 @@ from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archiving.remote_log import RemoteLog
-from tieringd.errors import ObjectNotFound
+from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.records import Record
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap
+from tieringd.model.manifest_parts import Gap, Replacement
 from tieringd.model.partition import TopicIdPartition
 from tieringd.reading.history import History, LogReader
 
@@ -57,6 +57,46 @@ async def _first_codec(remote_log: RemoteLog, reader: ArchiveReader, manifest: P
                 if not batch.header.is_control:
                     return Codec(batch.header.codec)
     return Codec.NONE
+
+
+def require_same_log(manifest: PartitionManifest, mark: RecoveryMark) -> None:
+    """
+    Check that the archive still has the records below *mark*, which are written.
+
+    A mark of an earlier release does not say what had been replaced before it. It is only compared with the
+    archive's end.
+
+    Raises:
+        ConfigError: The archive was cut back below the mark, as after an unclean election in the source.
+    """
+    first = next((one for one in _replaced_since(manifest, mark) if one.base_offset < mark.next_offset), None)
+    if first is not None:
+        reason = (
+            f"records from offset {first.base_offset} on, which the recovery has read, have been replaced by "
+            f"those of the leader of epoch {first.leader_epoch}"
+        )
+    elif mark.next_offset > manifest.next_offset:
+        reason = (
+            f"the archive ends at offset {manifest.next_offset}, and the recovery has read up to offset "
+            f"{mark.next_offset}: the archive was cut back since"
+        )
+    else:
+        return
+    raise ConfigError(
+        f"the recovery of {manifest.partition} cannot continue: {reason}. The target may hold records that "
+        "the archive does not have any more",
+        hint="Delete the target's topic and begin again, or choose another name with --rename, --prefix or "
+        "--suffix",
+    )
+
+
+def _replaced_since(manifest: PartitionManifest, mark: RecoveryMark) -> tuple[Replacement, ...]:
+    if mark.newest_replacement is None:
+        return ()
+    known = [one.identity for one in manifest.replacements]
+    # A manifest that was rebuilt may list none of before: all that it lists then are new.
+    first = known.index(mark.newest_replacement) + 1 if mark.newest_replacement in known else 0
+    return manifest.replacements[first:]
 
 
 class RecordWriter(Protocol):
@@ -135,14 +175,20 @@ class Republisher:
         all earlier blocks are written.
 
         Raises:
-            ObjectNotFound: The archive lacks an object that its manifest names.
+            ConfigError: The archive was cut back below *mark*, or below the records of this call while they
+                were written.
+            ObjectNotFound: The archive lacks an object that its manifest names, or has no manifest.
             CorruptDataError: Stored bytes are damaged.
             BrokerUnavailable: The other cluster does not answer.
             BrokerDenied: The other cluster refuses a record.
             FencedError: Another recovery of this partition runs.
         """
         gaps: list[Gap] = []
-        begun_with = mark.records
+        begun = mark
+        manifest = await self._load(partition)
+        require_same_log(manifest, mark)
+        newest = manifest.replacements[-1].identity if manifest.replacements else ()
+        mark = replace(mark, newest_replacement=newest)
         reader = LogReader(
             partition,
             manifests=self._manifests,
@@ -160,8 +206,16 @@ class Republisher:
                     mark = await writer.write(partition.partition, block.records, mark)
                     on_records(partition, block.records, mark.next_offset)
                     block = _Block(self._block_limits)
-        if block.records or reader.next_offset > mark.next_offset:
+        has_to_note = mark.records == begun.records and newest != begun.newest_replacement
+        if block.records or reader.next_offset > mark.next_offset or has_to_note:
             mark = replace(mark, next_offset=reader.next_offset)
             mark = await writer.write(partition.partition, block.records, mark)
             on_records(partition, block.records, mark.next_offset)
-        return RepublishedPartition(partition, mark, mark.records - begun_with, tuple(gaps))
+        require_same_log(await self._load(partition), mark)
+        return RepublishedPartition(partition, mark, mark.records - begun.records, tuple(gaps))
+
+    async def _load(self, partition: TopicIdPartition) -> PartitionManifest:
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None:
+            raise ObjectNotFound(f"the bucket holds nothing of {partition}")
+        return manifest

@@ -18,6 +18,7 @@ from tieringd.errors import ConfigError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.recovery_mark import RecoveryMark
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.recovery import KEEPING
 from tieringd.storage.file import FileStore
 
@@ -152,6 +153,29 @@ def test_what_has_been_written_does_not_count_against_the_targets_limits(place, 
     place.archived(place.writers)
     with pytest.raises(ConfigError, match=r"retention\.bytes=1"):
         place.recover()
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_archive_that_was_cut_back_since_is_refused_before_anything_is_written(place, cluster, options):
+    """One partition's archive lost records that are written to an election. No partition gets more."""
+    place.recover()
+    place.archived(place.writers)
+    store = FileStore(place.root / "archive")
+
+    async def elect():
+        async def deposed(manifest):
+            return cut_back(manifest, 0, leader_epoch=1, now_ms=0)
+
+        archive = archive_in(store)
+        topic = await archive.catalog.topic("orders")
+        await archive.manifests.edit(topic.partitions[1].partition, deposed)
+        await store.close()
+
+    asyncio.run(elect())
+    commits, values = dict(cluster.commits), {key: list(each) for key, each in cluster.values.items()}
+    with pytest.raises(ConfigError, match=r"recovery of orders-1 cannot continue: records from offset 0 on"):
+        place.recover(*options)
+    assert (cluster.commits, cluster.values) == (commits, values)
 
 
 def test_history_of_a_restored_topic_comes_first(place, cluster):

@@ -20,6 +20,7 @@ OFFSETS = st.none() | st.integers(0, 2**63 - 1)
         st.sampled_from(["read_committed", "read_uncommitted"]),
         st.integers(0, 2**63 - 1),
         *[OFFSETS] * 4,
+        st.none() | st.just(()) | st.tuples(*[st.integers(0, 2**63 - 1)] * 2, st.integers(0, 2**31 - 1)),
     )
 )
 def test_mark_comes_back_as_it_was(mark):
@@ -40,7 +41,25 @@ def test_mark_has_a_text_that_later_releases_read():
     assert encode_mark(mark) == text
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"version":1}', '{"version":1,"extra":0}', "{"])
+@pytest.mark.parametrize(("text", "newest"), [("[]", ()), ("[6,11,3]", (6, 11, 3))])
+def test_mark_with_the_newest_replacement_has_a_text_that_later_releases_read(text, newest):
+    """The text of this mark is in clusters as well, since marks know of unclean elections."""
+    text = (
+        '{"version":1,"target_topic_id":"W1xNUlUlTfigw_K-dvdxsA","isolation":"read_committed","records":3,'
+        f'"first_source":5,"first_target":0,"last_source":9,"last_target":2,"newest_replacement":{text}}}'
+    )
+    mark = RecoveryMark(10, "W1xNUlUlTfigw_K-dvdxsA", "read_committed", 3, 5, 0, 9, 2, newest)
+    assert decode_mark(10, text) == mark
+    assert encode_mark(mark) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "null", "[]", "{}", '{"version":1}', '{"version":1,"extra":0}', "{"),
+        '{"version":1,"target_topic_id":"x","isolation":"read_committed","newest_replacement":[6,null]}',
+    ],
+)
 def test_offset_of_someone_else_is_no_mark(text):
     """A group's text may be anything."""
     with pytest.raises(CorruptDataError, match="cannot be read"):

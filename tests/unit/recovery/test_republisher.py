@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.archive import archived
-from tieringd.errors import BrokerUnavailable, ObjectNotFound
+from tests.fakes.log_writer import LogWriter
+from tieringd.errors import BrokerUnavailable, ConfigError, ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.tail_cut import cut_back
 from tieringd.recovery.republisher import BlockLimits, Republisher, first_codec
 
 BEGIN = RecoveryMark(0, "target", "read_committed")
@@ -50,6 +52,21 @@ async def republished(writer, archive, elsewhere, *, read_committed=True, limits
     return await republisher.republish(
         writer.identified, elsewhere.mark, elsewhere, read_committed=read_committed, **options
     )
+
+
+async def elected(writer, archive, directory, *, cut, epoch, segments):
+    """Simulate an unclean election: the archive is cut back, and gets *segments* of the new leader's log."""
+
+    async def deposed(manifest):
+        return cut_back(manifest, cut, leader_epoch=epoch, now_ms=0)
+
+    await archive.manifests.edit(writer.identified, deposed)
+    leader = LogWriter(directory / f"epoch{epoch}", first_offset=cut)
+    leader.begin_epoch(epoch)
+    for _ in range(segments):
+        leader.closed_segment(*(b"new%d" % (leader.next_offset + each) for each in range(3)))
+    await archived(leader, archive)
+    return leader
 
 
 async def test_records_come_in_order_and_blocks_are_bounded(writer, archive, elsewhere):
@@ -143,6 +160,84 @@ async def test_gaps_are_told(writer, archive, elsewhere):
     await archive.manifests.commit(stored, manifest.with_gap(gap), leader_epoch=0)
     done = await republished(writer, archive, elsewhere)
     assert (done.gaps, done.mark.next_offset) == ((gap,), 10)
+
+
+@pytest.mark.parametrize(
+    ("segments", "newest", "reason"),
+    [
+        (1, None, "the archive ends at offset 9, and the recovery has read up to offset 12"),
+        (1, (), "from offset 6 on, .*have been replaced by those of the leader of epoch 1"),
+        (3, (), "from offset 6 on, .*have been replaced by those of the leader of epoch 1"),
+    ],
+)
+async def test_archive_that_was_cut_back_below_the_mark_is_refused(
+    writer, archive, elsewhere, tmp_path, *, segments, newest, reason
+):
+    """An election replaced records that are written: no run goes on, however far the archive grows."""
+    for _ in range(4):
+        writer.closed_segment()
+    await archived(writer, archive)
+    await republished(writer, archive, elsewhere)
+    elsewhere.mark = replace(elsewhere.mark, newest_replacement=newest)
+    blocks, mark = list(elsewhere.blocks), elsewhere.mark
+    await elected(writer, archive, tmp_path, cut=6, epoch=1, segments=segments)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"{reason}.*begin again"):
+            await republished(writer, archive, elsewhere)
+    assert (elsewhere.blocks, elsewhere.mark) == (blocks, mark)
+
+
+async def test_archive_that_was_cut_back_before_or_behind_what_is_written_goes_on(
+    writer, archive, elsewhere, tmp_path
+):
+    """Only a replacement below the mark, of after the mark, matters."""
+    for _ in range(4):
+        writer.closed_segment()
+    await archived(writer, archive)
+    leader = await elected(writer, archive, tmp_path, cut=6, epoch=1, segments=2)
+    await republished(writer, archive, elsewhere)
+    leader.closed_segment(b"never written")
+    await archived(leader, archive)
+    await elected(writer, archive, tmp_path, cut=12, epoch=2, segments=1)
+    await republished(writer, archive, elsewhere)
+    done = await republished(writer, archive, elsewhere)
+    new = [b"new%d" % offset for offset in range(6, 15)]
+    assert elsewhere.values == [*list(writer.values().values())[:6], *new]
+    assert (done.mark.next_offset, done.mark.records) == (15, 15)
+
+
+async def test_archive_that_is_cut_back_while_it_is_written_is_told(writer, archive, elsewhere, tmp_path):
+    """The run ends with the error at once. It does not wait for the next run."""
+    for _ in range(4):
+        writer.closed_segment()
+    await archived(writer, archive)
+    write = elsewhere.write
+
+    async def write_and_elect(partition, records, mark):
+        mark = await write(partition, records, mark)
+        await elected(writer, archive, tmp_path, cut=6, epoch=1, segments=3)
+        return mark
+
+    elsewhere.write = write_and_elect
+    with pytest.raises(ConfigError, match="from offset 6 on"):
+        await republished(writer, archive, elsewhere)
+
+
+async def test_mark_of_an_earlier_release_goes_on_and_learns_the_replacements(
+    writer, archive, elsewhere, tmp_path
+):
+    """The mark does not say what had been replaced. The first run stores it, also without a new record."""
+    for _ in range(4):
+        writer.closed_segment()
+    await archived(writer, archive)
+    await republished(writer, archive, elsewhere)
+    await elected(writer, archive, tmp_path, cut=6, epoch=1, segments=2)
+    elsewhere.mark = replace(elsewhere.mark, newest_replacement=None)
+    done = await republished(writer, archive, elsewhere)
+    assert (done.records, done.mark.newest_replacement) == (0, (6, 11, 1))
+    await elected(writer, archive, tmp_path, cut=9, epoch=2, segments=3)
+    with pytest.raises(ConfigError, match=r"from offset 9 on.*epoch 2"):
+        await republished(writer, archive, elsewhere)
 
 
 async def test_codec_of_a_partition_is_that_of_its_newest_segment(writer, archive):

@@ -29,7 +29,7 @@ from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import RemoteSegment
 from tieringd.policies.recovery import KEEPING, Renaming, RestoreLimits, plan_restore, target_fault
-from tieringd.recovery.republisher import RepublishedPartition, Republisher, first_codec
+from tieringd.recovery.republisher import RepublishedPartition, Republisher, first_codec, require_same_log
 from tieringd.storage.at_once import at_once
 
 REPORTED = (
@@ -174,6 +174,7 @@ async def _checked_topic(
         topic = replace(topic, marks=await cluster.marks(topic.group, target))
         _require_ours(topic, target, asked)
         await _require_no_mark_lost(cluster, topic, target)
+        await _require_same_logs(archive, topic)
     settings = target.settings if target is not None else {**KEEPING, **asked.settings}
     due = [_due(topic, one, asked) for one in archived.partitions]
     times = [one.base_timestamp_ms for segments in due for one in segments if one.base_timestamp_ms >= 0]
@@ -249,6 +250,22 @@ async def _require_no_mark_lost(cluster: TargetCluster, topic: _Topic, target: T
             hint="Delete the topic and begin again, or choose another name with --rename, --prefix or "
             "--suffix",
         )
+
+
+async def _require_same_logs(archive: Archive, topic: _Topic) -> None:
+    """
+    Check that each partition's archive still has what is written of it.
+
+    Raises:
+        ConfigError: A partition's archive was cut back below its mark.
+    """
+    for partition in (one.partition for one in topic.archived.partitions):
+        mark = topic.marks.get(partition.partition)
+        if mark is not None:
+            # Read after the mark: another attempt may have gone past the archive's end of before.
+            manifest = (await archive.manifests.load(partition)).manifest
+            if manifest is not None:
+                require_same_log(manifest, mark)
 
 
 async def _begun(cluster: TargetCluster, topic: _Topic, asked: ClusterRecovery) -> list[_Job]:
