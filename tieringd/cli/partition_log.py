@@ -62,14 +62,17 @@ class PartitionReading:
         With *follow* the reading does not end: it waits for new records, of the broker or of the archive.
 
         Raises:
+            ObjectNotFound: An object is missing that has the records, or the manifest of an older archive.
             BrokerUnavailable: With *follow*, the broker does not answer. Without it, a message says so.
             BrokerDenied: With *follow*, the broker refuses the reading.
         """
         manifest = (await self._archive.manifests.load(self._partition)).existing
         self.end_offset = manifest.next_offset
-        parts = await self._archive.history.parts(
-            self._partition, start_offset=manifest.start_offset, deleted_before=manifest.deleted_before
-        )
+        parts: Sequence[PartitionManifest] = ()
+        if offset is None or timestamp_ms is not None:
+            parts = await self._archive.history.parts(
+                self._partition, start_offset=manifest.start_offset, deleted_before=manifest.deleted_before
+            )
         is_later = False
         if timestamp_ms is not None:
             offset = await self._offset_for_time((*parts, manifest), timestamp_ms)

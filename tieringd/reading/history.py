@@ -35,6 +35,7 @@ from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
     TopicKey,
     history_link_key,
+    manifest_key,
     parse_history_link_key,
     topic_key,
 )
@@ -161,7 +162,10 @@ class History:
         deleted through an archive in between, when its topic was the newest. With *is_fresh* their manifests
         are read again, because an object is gone.
 
+        An archive that was purged is left out, and so are those before it.
+
         Raises:
+            ObjectNotFound: A manifest is missing, and its topic was not purged.
             CorruptDataError: A link or manifest is damaged, or links lead in a circle.
         """
         found: list[PartitionManifest] = []
@@ -182,6 +186,8 @@ class History:
             old = TopicIdPartition(key.cluster, key.topic, key.topic_id, number)
             manifest = await self._manifest(old, is_fresh=is_fresh)
             if manifest is None:
+                if end_offset > hidden:
+                    await self._require_purged(old, end_offset)
                 break
             if manifest.start_offset < end_offset:
                 spillovers = self._manifests.spillovers
@@ -193,6 +199,23 @@ class History:
             if part.next_offset > hidden:
                 found.append(part.seen_from(hidden))
         return tuple(reversed(found))
+
+    async def _require_purged(self, partition: TopicIdPartition, end_offset: int) -> None:
+        """
+        Check that the archive of *partition*, which has no manifest, was purged.
+
+        Raises:
+            ObjectNotFound: It was not purged: the manifest is lost.
+        """
+        topic = await self._manifests.load_topic(topic_key(partition))
+        if topic is None or topic.lifecycle not in BEYOND_RETURN:
+            raise ObjectNotFound(
+                f"{manifest_key(partition)} is missing: the log continues the archive of {partition} in "
+                f"cluster {partition.cluster}, whose records before offset {end_offset} cannot be read "
+                "without it",
+                hint="Restore it from the bucket's own versions, or build it anew with `tieringd spark "
+                f"rebuild`. Reading from offset {end_offset} on does not need it",
+            )
 
     async def precedes(self, partition: TopicIdPartition) -> bool:
         """
@@ -307,7 +330,7 @@ class LogReader:
 
         Raises:
             ObjectNotFound: The newest manifest names an object that the bucket does not have, or the
-                manifest is missing.
+                manifest is missing, or that of an older archive which has the next offset.
             CorruptDataError: Stored bytes are damaged.
         """
         manifest = await self._following(is_fresh=False)
@@ -341,7 +364,8 @@ class LogReader:
         A deletion by a user may take the first archives out of the list at any time, so none has a number.
         """
         own = await self._load()
-        if self._history is not None:
+        # All older archives end where this one begins. What is read from here on does not need them.
+        if self._history is not None and self.next_offset < own.start_offset:
             parts = await self._history.parts(
                 self._partition,
                 start_offset=own.start_offset,

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from tests.fakes.archive import archive_in
-from tests.fakes.log_writer import LogWriter
+from tests.fakes.log_writer import TOPIC_ID, LogWriter
 from tests.fakes.target_cluster import FakeTargetCluster
 from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import invoked, tieringd
 from tieringd.cli.recover import cluster as into_cluster
-from tieringd.errors import ConfigError
+from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.recovery_mark import RecoveryMark
@@ -51,6 +51,28 @@ class Place:
         )
         assert tieringd("run", "--once", "--config", config).exit_code == 0
         return config
+
+    def continued(self, *, segments=1):
+        """Archive a new topic that continues the old one, and return its logs."""
+        (listed,) = invoked("recover", "list", "--config", self.config, "--format", "json").json()
+        ends = [writer.next_offset for writer in self.writers]
+        new = [
+            LogWriter(self.root / "new", "orders", number, topic_id=NEW_ID, first_offset=ends[number])
+            for number in range(2)
+        ]
+        for _ in range(segments):
+            self.archived(new, "new")
+
+        async def link():
+            new_topic, old_topic = (
+                TopicKey(listed["cluster"], "orders", topic_id) for topic_id in (NEW_ID, listed["topic_id"])
+            )
+            store = FileStore(self.root / "archive")
+            await archive_in(store).history.link(HistoryLink(new_topic, old_topic, tuple(enumerate(ends))))
+            await store.close()
+
+        asyncio.run(link())
+        return new
 
     def recover(self, *options):
         """Return the rows of a recovery, by partition."""
@@ -180,27 +202,30 @@ def test_archive_that_was_cut_back_since_is_refused_before_anything_is_written(p
 
 def test_history_of_a_restored_topic_comes_first(place, cluster):
     """A topic that goes on from an older archive is written from the beginning of that one."""
-    (listed,) = invoked("recover", "list", "--config", place.config, "--format", "json").json()
-    ends = [writer.next_offset for writer in place.writers]
-    new = [
-        LogWriter(place.root / "new", "orders", number, topic_id=NEW_ID, first_offset=ends[number])
-        for number in range(2)
-    ]
-    place.archived(new, "new")
-
-    async def link():
-        new_topic, old_topic = (
-            TopicKey(listed["cluster"], "orders", topic_id) for topic_id in (NEW_ID, listed["topic_id"])
-        )
-        store = FileStore(place.root / "archive")
-        await archive_in(store).history.link(HistoryLink(new_topic, old_topic, tuple(enumerate(ends))))
-        await store.close()
-
-    asyncio.run(link())
+    new = place.continued()
     place.recover("--topic-id", NEW_ID)
     for number in range(2):
         values = [*place.writers[number].values().values(), *new[number].values().values()]
         assert cluster.values["orders", number] == values
+
+
+def test_lost_manifest_of_the_history_is_refused_or_left_out(place, cluster):
+    """A recovery without a check writes the topic's own part, and says what is left out."""
+    new = place.continued()
+    for number in range(2):
+        (manifest,) = place.root.glob(f"archive/**/orders/{number}_{TOPIC_ID}/manifest")
+        manifest.unlink()
+    told = r"incomplete: orders-0: .*/manifest is missing.*; orders-1: .*--validate no_check"
+    with pytest.raises(CorruptDataError, match=told):
+        place.recover("--topic-id", NEW_ID)
+    assert (cluster.topics, cluster.values) == ({}, {})
+    done = invoked(
+        *("recover", "cluster", "--topics", "orders", "--config", place.config, "--topic-id", NEW_ID),
+        *("--validate", "no_check"),
+    )
+    assert "orders-1: the records before offset 3 are left out: " in done.errors
+    for number in range(2):
+        assert cluster.values["orders", number] == list(new[number].values().values())
 
 
 def test_dry_run_into_a_cluster_changes_nothing(place, cluster):

@@ -13,10 +13,11 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.spilling import filled, make_parts_small
 from tests.fakes.store import restore, rot
 from tieringd.archive.record_deletion import delete_archived
-from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.object_keys import TopicKey, data_key, history_link_key, index_key
+from tieringd.formats.object_keys import TopicKey, data_key, history_link_key, index_key, manifest_key
 from tieringd.model.manifest_parts import Gap, RecordDeletion
+from tieringd.model.topic_lifecycle import Deletion, Lifecycle
 from tieringd.policies.chunk_layout import GONE
 from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, REFRESH_AFTER_MS, History, LogReader
 
@@ -134,6 +135,46 @@ async def test_damaged_link_is_named(store, history):
     rot(store, key)
     with pytest.raises(CorruptDataError, match="history_link"):
         await history.link(linked(1, 7))
+
+
+async def test_lost_manifest_of_an_older_archive_is_named(tmp_path, store, archive, history):
+    """The log would seem to begin anew without it. Readers that begin behind that archive do not need it."""
+    old, _ = await old_archive(tmp_path, store, 0)
+    new, _ = await old_archive(tmp_path, store, 1, first_offset=6)
+    await history.link(linked(1, 6))
+    key = manifest_key(old.identified)
+    store.remove(key)
+
+    async def read(offset):
+        reader = LogReader(
+            new.identified,
+            manifests=archive.manifests,
+            records=archive.records,
+            from_offset=offset,
+            on_gap=lambda _: None,
+            history=history,
+        )
+        return [one.offset async for one in reader.records(read_committed=True)]
+
+    for offset in (0, 5):
+        with pytest.raises(ObjectNotFound, match=f"{key} is missing.*before offset 6"):
+            await read(offset)
+    assert await read(6) == [*range(6, 12)]
+    assert await history.parts(new.identified, start_offset=6, deleted_before=6) == ()
+    with pytest.raises(ObjectNotFound, match=key):
+        await history.parts(new.identified, start_offset=6, deleted_before=5)
+
+
+async def test_purged_archive_is_no_history(tmp_path, store, archive, history):
+    """Its manifests were deleted on purpose, and the topic's own says so."""
+    old, _ = await old_archive(tmp_path, store, 0)
+    new, _ = await old_archive(tmp_path, store, 1, first_offset=6)
+    await history.link(linked(1, 6))
+    store.remove(manifest_key(old.identified))
+    await archive.manifests.change_topic(
+        key_of(0), lambda found: replace(found, lifecycle=Lifecycle.PURGED, deletion=Deletion(0, "", ""))
+    )
+    assert await history.parts(new.identified, start_offset=6) == ()
 
 
 @pytest.mark.parametrize("read_committed", [True, False])

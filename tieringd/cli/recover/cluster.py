@@ -24,7 +24,7 @@ from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import kafka_settings
 from tieringd.daemon.ownership_check import admit_restored
-from tieringd.errors import BrokerUnavailable, ConfigError
+from tieringd.errors import BrokerUnavailable, ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import RemoteSegment
@@ -165,9 +165,18 @@ async def _checked_topic(
     history = {}
     # Limits select the newest part of what this cluster archived itself. Older archives are left out then.
     for one in archived.partitions if asked.limits == RestoreLimits() else ():
-        history[one.partition.partition] = await archive.history.parts(
-            one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
-        )
+        try:
+            history[one.partition.partition] = await archive.history.parts(
+                one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
+            )
+        except (ObjectNotFound, CorruptDataError) as error:
+            if asked.validate is not Validation.NO_CHECK:
+                raise
+            typer.echo(
+                f"{one.partition.topic_partition}: the records before offset {one.start_offset} are left "
+                f"out: {error}",
+                err=True,
+            )
     target = await cluster.topic(name)
     topic = _Topic(archived, name, target, {}, history)
     if target is not None:

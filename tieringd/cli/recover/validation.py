@@ -3,6 +3,7 @@ Checks of the archive before anything is restored, at three depths with Redpanda
 
 `no_check` checks nothing, and continues with other partitions where one cannot be read. The other two
 refuse a damaged archive before anything is written. Gaps are no reason to refuse; the report shows them.
+An older archive that a topic continues has to have its manifests as well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from tieringd.archive.catalog import ArchivedTopic
 from tieringd.cli.recover.options import Validation
 from tieringd.daemon.archive import Archive
-from tieringd.errors import CorruptDataError
+from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 
@@ -64,6 +65,15 @@ async def validated(
         for one in found
         if (absent := missing(one))
     ]
+    for manifest in (manifest for topic in found for manifest in topic.partitions):
+        try:
+            await archive.history.parts(
+                manifest.partition,
+                start_offset=manifest.start_offset,
+                deleted_before=manifest.deleted_before,
+            )
+        except (ObjectNotFound, CorruptDataError) as error:
+            faults.append(f"{manifest.partition.topic_partition}: {error}")
     if mode is Validation.CHECK_MANIFEST_AND_SEGMENT_METADATA:
         for manifest in (manifest for topic in found for manifest in topic.partitions):
             faults.extend(await _faults(archive, manifest, depth))
