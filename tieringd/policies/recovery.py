@@ -19,7 +19,7 @@ compares; the mover acts on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tieringd.model.human_units import span
@@ -164,9 +164,18 @@ class RestorePlan:
         return sum(segment.size_bytes for segment in self.segments)
 
 
-def plan_restore(manifest: PartitionManifest, limits: RestoreLimits) -> RestorePlan:
-    """Choose what to restore of *manifest*; of two limits the stricter one holds."""
-    table = manifest.segments
+def plan_restore(
+    manifest: PartitionManifest, limits: RestoreLimits, *, older: Sequence[PartitionManifest] = ()
+) -> RestorePlan:
+    """
+    Choose what to restore of *manifest*; of two limits the stricter one holds.
+
+    *older* are the archives that it continues, oldest first, with their spilled segments. The limits count on
+    into them.
+    """
+    archives = (*older, manifest)
+    # The table of the only archive is used as it is: it makes its segments one by one.
+    table = manifest.segments if not older else [one for part in archives for one in part.segments]
     newest_ms = max((retention_time_ms(segment) for segment in table), default=0)
     first, size_bytes = len(table), 0
     for row in range(len(table) - 1, -1, -1):
@@ -180,11 +189,18 @@ def plan_restore(manifest: PartitionManifest, limits: RestoreLimits) -> RestoreP
             break
         first = row
     segments = tuple(table[row] for row in range(first, len(table)))
-    start_offset = max(manifest.start_offset, segments[0].base_offset) if segments else None
+    start_offset = None
+    if segments:
+        base_offset = segments[0].base_offset
+        holder = next((one for one in older if base_offset < one.next_offset), manifest)
+        start_offset = max(holder.start_offset, base_offset)
     return RestorePlan(
         segments,
         gaps=tuple(
-            gap for gap in manifest.gaps if start_offset is not None and gap.base_offset >= start_offset
+            gap
+            for one in archives
+            for gap in one.gaps
+            if start_offset is not None and gap.base_offset >= start_offset
         ),
         left_segments=first,
         start_offset=start_offset,

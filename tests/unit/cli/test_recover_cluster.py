@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.recovery_mark import RecoveryMark
+from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.tail_cut import cut_back
 from tieringd.policies.recovery import KEEPING
 from tieringd.storage.file import FileStore
@@ -207,6 +209,45 @@ def test_history_of_a_restored_topic_comes_first(place, cluster):
     for number in range(2):
         values = [*place.writers[number].values().values(), *new[number].values().values()]
         assert cluster.values["orders", number] == values
+
+
+def test_spilled_history_counts_against_the_targets_retention(place, cluster):
+    """The oldest record is in a spilled segment of the older archive, and the broker would delete it."""
+    place.archived(place.writers)
+    place.continued()
+
+    async def spill():
+        store = FileStore(place.root / "archive")
+        archive = archive_in(store)
+        async for topic in archive.catalog.archived_topics(lambda key: key.topic_id == TOPIC_ID):
+            for manifest in topic.partitions:
+                part = part_to_spill(manifest, 1)
+                edited = partial(_without, part, await archive.manifests.spillovers.put(part))
+                await archive.manifests.edit(manifest.partition, edited)
+        await store.close()
+
+    asyncio.run(spill())
+    with pytest.raises(ConfigError, match=r"retention\.bytes=200, but 273 bytes"):
+        place.recover("--topic-id", NEW_ID, "--topic-config", "retention.bytes=200")
+    assert cluster.topics == {}
+
+
+async def _without(part, name, manifest):
+    return spilled(manifest, part, name)
+
+
+@pytest.mark.parametrize(("last_bytes", "older"), [("1GiB", 3), ("200", 1), ("100", 0)])
+def test_newest_part_reaches_into_the_history(place, cluster, last_bytes, older):
+    """A limit counts back over the segments of the older archive, where the topic's own are fewer."""
+    for _ in range(2):
+        place.archived(place.writers)
+    new = place.continued()
+    rows = place.recover("--topic-id", NEW_ID, "--last-bytes", last_bytes)
+    for number in range(2):
+        left_out = 9 - 3 * older
+        values = [*place.writers[number].values().values()][left_out:]
+        assert cluster.values["orders", number] == values + list(new[number].values().values())
+        assert rows[number]["records"] == 3 * older + 3
 
 
 def test_lost_manifest_of_the_history_is_refused_or_left_out(place, cluster):

@@ -42,6 +42,34 @@ def test_restore_takes_the_newest_part(limits, bases):
     assert plan.size_bytes == 1024 * len(bases)
 
 
+@pytest.mark.parametrize(
+    ("limits", "bases"),
+    [
+        (RestoreLimits(), [0, 10, 20, 30, 40, 50]),
+        (RestoreLimits(last_bytes=3 * 1024), [30, 40, 50]),
+        (RestoreLimits(last_bytes=1024), [50]),
+        (RestoreLimits(last_ms=30_000), [20, 30, 40, 50]),
+    ],
+)
+def test_limits_count_on_into_older_archives(limits, bases):
+    """The newest record is that of the whole log."""
+    own = stored(
+        [remote(50, 59, max_timestamp_ms=TIME_MS + 50_000, uploaded_at_ms=TIME_MS + 10**6)], start_offset=50
+    )
+    plan = plan_restore(own, limits, older=(FIVE,))
+    assert [one.base_offset for one in plan.segments] == bases
+    assert (plan.start_offset, plan.left_segments) == (bases[0], 6 - len(bases))
+
+
+def test_restore_of_older_archives_begins_where_a_user_deleted_what_is_before():
+    """The start is that of the archive that has the first segment."""
+    own = replace(stored([remote(50, 59)], start_offset=50), start_offset=52)
+    empty = stored([], start_offset=50)
+    assert plan_restore(own, RestoreLimits(), older=(replace(FIVE, start_offset=7),)).start_offset == 7
+    assert plan_restore(own, RestoreLimits(last_bytes=1024), older=(FIVE,)).start_offset == 52
+    assert plan_restore(empty, RestoreLimits(last_ms=0), older=(FIVE,)).start_offset == 40
+
+
 def test_restore_of_an_empty_archive_is_nothing():
     """There is no segment to come."""
     plan = plan_restore(stored([], start_offset=70), RestoreLimits())

@@ -84,7 +84,7 @@ class _Topic:
     """None where the topic has to be created."""
     marks: Mapping[int, RecoveryMark]
     history: Mapping[int, Sequence[PartitionManifest]]
-    """Older archives that precede this one, by partition; empty if limits ask for the newest part only."""
+    """Older archives that precede this one, by partition, with their spilled segments."""
 
     @property
     def group(self) -> str:
@@ -163,12 +163,13 @@ async def _checked_topic(
     """
     archived, name = named
     history = {}
-    # Limits select the newest part of what this cluster archived itself. Older archives are left out then.
-    for one in archived.partitions if asked.limits == RestoreLimits() else ():
+    for one in archived.partitions:
         try:
-            history[one.partition.partition] = await archive.history.parts(
+            parts = await archive.history.parts(
                 one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
             )
+            spillovers = archive.manifests.spillovers
+            history[one.partition.partition] = [await spillovers.with_history(part) for part in parts]
         except (ObjectNotFound, CorruptDataError) as error:
             if asked.validate is not Validation.NO_CHECK:
                 raise
@@ -205,9 +206,8 @@ def _due(topic: _Topic, manifest: PartitionManifest, asked: ClusterRecovery) -> 
     number = manifest.partition.partition
     mark = topic.marks.get(number)
     written_to = 0 if mark is None else mark.next_offset
-    older = (segment for part in topic.history.get(number, ()) for segment in part.segments)
-    own = plan_restore(manifest, asked.limits).segments
-    return [one for one in (*older, *own) if one.next_offset > written_to]
+    plan = plan_restore(manifest, asked.limits, older=topic.history.get(number, ()))
+    return [one for one in plan.segments if one.next_offset > written_to]
 
 
 def _require_ours(topic: _Topic, target: TargetTopic, asked: ClusterRecovery) -> None:
@@ -324,10 +324,10 @@ def _kept(topic: _Topic, target: TargetTopic) -> str:
 
 
 def _start_of(topic: _Topic, manifest: PartitionManifest, limits: RestoreLimits) -> int:
+    parts = topic.history.get(manifest.partition.partition, ())
     if limits == RestoreLimits():
-        parts = topic.history.get(manifest.partition.partition)
         return parts[0].start_offset if parts else manifest.start_offset
-    start_offset = plan_restore(manifest, limits).start_offset
+    start_offset = plan_restore(manifest, limits, older=parts).start_offset
     return manifest.next_offset if start_offset is None else start_offset
 
 
