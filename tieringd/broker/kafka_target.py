@@ -37,9 +37,9 @@ from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_groups import GroupOffset, OffsetsNotKnownYet
 from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable, FencedError
-from tieringd.formats.record_batch import NO_TIMESTAMP
 from tieringd.formats.records import Record
 from tieringd.formats.recovery_mark import RecoveryMark, decode_mark, encode_mark
+from tieringd.model.segment import NO_TIMESTAMP
 
 _BATCH_BYTES_MAX = 512 << 10
 _REQUEST_TIMEOUT_MS = 40_000
