@@ -29,6 +29,7 @@ from tieringd.reading.history import History, LogReader
 
 _RECORD_OVERHEAD_BYTES = 64
 _PEEK_BYTES = 64 << 10
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 async def first_codec(remote_log: RemoteLog, reader: ArchiveReader, manifest: PartitionManifest) -> Codec:
@@ -117,6 +118,11 @@ class RepublishedPartition:
     """Written by this attempt."""
     gaps: tuple[Gap, ...]
     """Offsets that are lost, as far as this attempt has met them."""
+    changed_names: int
+    """
+    Header names with U+FFFD that this attempt has written. Bytes that are not UTF-8 become that character
+    when records are read, and the target's client takes text only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,7 @@ class Republisher:
             FencedError: Another recovery of this partition runs.
         """
         gaps: list[Gap] = []
+        changed_names = 0
         begun = mark
         manifest = await self._load(partition)
         require_same_log(manifest, mark)
@@ -201,6 +208,7 @@ class Republisher:
         async with aclosing(reader.records(read_committed=read_committed)) as records:
             async for record in records:
                 block.add(record)
+                changed_names += sum(_REPLACED in header_name for header_name, _ in record.headers)
                 if block.is_full:
                     mark = replace(mark, next_offset=record.offset + 1)
                     mark = await writer.write(partition.partition, block.records, mark)
@@ -212,7 +220,8 @@ class Republisher:
             mark = await writer.write(partition.partition, block.records, mark)
             on_records(partition, block.records, mark.next_offset)
         require_same_log(await self._load(partition), mark)
-        return RepublishedPartition(partition, mark, mark.records - begun.records, tuple(gaps))
+        written = mark.records - begun.records
+        return RepublishedPartition(partition, mark, written, tuple(gaps), changed_names)
 
     async def _load(self, partition: TopicIdPartition) -> PartitionManifest:
         manifest = (await self._manifests.load(partition)).manifest

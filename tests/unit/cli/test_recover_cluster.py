@@ -269,6 +269,20 @@ def test_lost_manifest_of_the_history_is_refused_or_left_out(place, cluster):
         assert cluster.values["orders", number] == list(new[number].values().values())
 
 
+def test_changed_header_names_are_told(place, monkeypatch):
+    """The message names the partition and the number. Partitions without one have no message."""
+
+    class Changing(into_cluster.Republisher):
+        async def republish(self, partition, *arguments, **options):
+            done = await super().republish(partition, *arguments, **options)
+            return replace(done, changed_names=2 * partition.partition)
+
+    monkeypatch.setattr(into_cluster, "Republisher", Changing)
+    done = invoked("recover", "cluster", "--topics", "orders", "--config", place.config)
+    assert "orders-1: 2 header names that are not UTF-8 were written with U+FFFD" in done.errors
+    assert "orders-0: " not in done.errors
+
+
 def test_dry_run_into_a_cluster_changes_nothing(place, cluster):
     """
     The rows of a dry run say where each partition would begin and end.

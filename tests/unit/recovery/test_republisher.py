@@ -240,6 +240,22 @@ async def test_mark_of_an_earlier_release_goes_on_and_learns_the_replacements(
         await republished(writer, archive, elsewhere)
 
 
+async def test_header_names_that_are_not_utf8_are_counted(writer, archive, elsewhere, monkeypatch):
+    """The reader replaces such bytes, so the target gets other names: the result says how many."""
+    writer.closed_segment()
+    await archived(writer, archive)
+    read = archive.records.records
+    names = {0: ("r\ufffdsum\ufffd", "plain"), 2: ("\ufffd",)}
+
+    async def with_headers(*arguments, **options):
+        async for one in read(*arguments, **options):
+            yield one._replace(headers=tuple((name, b"") for name in names.get(one.offset, ())))
+
+    monkeypatch.setattr(archive.records, "records", with_headers)
+    assert (await republished(writer, archive, elsewhere)).changed_names == 2
+    assert (await republished(writer, archive, elsewhere)).changed_names == 0
+
+
 async def test_codec_of_a_partition_is_that_of_its_newest_segment(writer, archive):
     """An archive without a batch has none."""
     manifest = await archived(writer, archive)

@@ -132,6 +132,7 @@ async def recovered_into_cluster(
         await admit_restored(archive, config, await cluster.cluster_id())
         jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]
         done = await _written(archive, cluster, jobs, asked)
+        _report_changed_names(jobs, done)
         rows = [_row(job, one, findings) for job, one in zip(jobs, done, strict=True)]
         return rows + [
             dict.fromkeys(REPORTED)
@@ -373,6 +374,17 @@ async def _written(
             )
 
     return await at_once(list(jobs), write, count=asked.parallel)
+
+
+def _report_changed_names(jobs: Sequence[_Job], done: Sequence[RepublishedPartition]) -> None:
+    """Say on standard error how many header names were not kept byte by byte, where there are any."""
+    for job, one in zip(jobs, done, strict=True):
+        if one.changed_names:
+            typer.echo(
+                f"{job.topic.name}-{one.partition.partition}: {one.changed_names} header names that are not "
+                "UTF-8 were written with U+FFFD in place of the other bytes",
+                err=True,
+            )
 
 
 def _planned(
