@@ -25,11 +25,13 @@ def read(tmp_path):
     new = archive.filled(
         segments=1, batches=1, first_offset=6, topic_id="AAAAAAAAAAAAAAAAAAAAAQ", cluster="new-cluster"
     )
-    keys = [TopicKey(one.identified.cluster, "orders", one.identified.topic_id) for one in (new, old)]
+    new_key, old_key = (
+        TopicKey(one.identified.cluster, "orders", one.identified.topic_id) for one in (new, old)
+    )
 
     async def link():
         store = FileStore(archive.root)
-        await archive_in(store).history.link(HistoryLink(*keys, ((0, 6),)))
+        await archive_in(store).history.link(HistoryLink(new_key, old_key, ((0, 6),)))
         await store.close()
 
     asyncio.run(link())

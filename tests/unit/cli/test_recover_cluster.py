@@ -22,6 +22,7 @@ from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.tail_cut import cut_back
 from tieringd.policies.recovery import KEEPING
+from tieringd.recovery.republisher import Republisher
 from tieringd.storage.file import FileStore
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -272,7 +273,7 @@ def test_lost_manifest_of_the_history_is_refused_or_left_out(place, cluster):
 def test_changed_header_names_are_told(place, monkeypatch):
     """The message names the partition and the number. Partitions without one have no message."""
 
-    class Changing(into_cluster.Republisher):
+    class Changing(Republisher):
         async def republish(self, partition, *arguments, **options):
             done = await super().republish(partition, *arguments, **options)
             return replace(done, changed_names=2 * partition.partition)
