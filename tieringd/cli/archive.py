@@ -384,7 +384,8 @@ async def _verify(
 async def _cat(config: Config, topic: str, partition: int, cluster: str | None) -> None:
     async with opened_archive(config) as archive:
         own = await asyncio.to_thread(cluster_on_disk, config)
-        found = await archive.catalog.partition(topic, partition, cluster=cluster, own_cluster=own)
+        live = await archive.catalog.partition(topic, partition, cluster=cluster, own_cluster=own)
+        found = await archive.manifests.spillovers.with_history(live)
         for gap in found.gaps:
             typer.echo(
                 f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: {gap.reason}",

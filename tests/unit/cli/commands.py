@@ -21,6 +21,8 @@ from tieringd.cli.main import app
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.fakes.file_archive import FileArchive
+
 TOPIC, TOPIC_ID = "pay.ments_eu-1", "wJalrXUtnFEMI-K7MDENGg"
 BASES = (0, 12, 24)
 """Two closed segments of 12 records each, and the active one."""
@@ -134,3 +136,16 @@ def make_site(root: Path) -> Site:
     (root / "state").mkdir()
     write_config(site.config, directory_config([root / "logs"], site.archive, root / "state"))
     return site
+
+
+def write_bucket_config(archive: FileArchive, directory: Path) -> Path:
+    """Write a configuration that only opens the bucket of *archive* into *directory*, and return its path."""
+    state = directory / "state"
+    state.mkdir(exist_ok=True)
+    values = {
+        "state_directory": str(state),
+        "cloud_storage_enabled": True,
+        "cloud_storage_backend": "file",
+        "cloud_storage_file_root": str(archive.root),
+    }
+    return write_config(directory / "bucket.yaml", values)

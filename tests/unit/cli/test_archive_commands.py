@@ -12,8 +12,10 @@ import yaml
 from crc32c import crc32c
 
 from tests.builders import DEFAULT_TIME_MS, segment_bytes
+from tests.fakes.file_archive import FileArchive
 from tests.support.daemon import command, write_config
-from tests.unit.cli.commands import BASES, TOPIC, TOPIC_ID, Site, invoked, tieringd
+from tests.unit.cli.commands import BASES, TOPIC, TOPIC_ID, Site, invoked, tieringd, write_bucket_config
+from tieringd.formats.record_batch import parse_header
 
 
 def segment_size(base_offset: int) -> int:
@@ -102,6 +104,34 @@ def test_manifest_gives_every_field(site):
         assert row["max_timestamp"] == "2023-11-14T22:13:20.011Z"
         assert (site.archive / row["key"]).read_bytes() == data
     assert len(document["segments"]) == 2
+
+
+def batch_offsets(data: bytes) -> list[int]:
+    """Return the base offsets of all batches in *data*."""
+    found, position = [], 0
+    while position < len(data):
+        header = parse_header(memoryview(data), position)
+        found.append(header.base_offset)
+        position += header.size_bytes
+    return found
+
+
+def test_cat_writes_spilled_segments_and_their_gaps(tmp_path):
+    """The output is the same before and after the oldest segments leave the live manifest."""
+    archive = FileArchive(tmp_path)
+    writer = archive.filled(segments=1, batches=1)
+    archive.lose(writer, b"x", b"y")
+    for _ in range(3):
+        writer.append()
+        writer.roll()
+    archive.add(writer)
+    words = ("archive", "cat", "orders", "0", "--config", write_bucket_config(archive, tmp_path))
+    before = tieringd(*words)
+    archive.spill(writer, 2)
+    after = tieringd(*words)
+    assert batch_offsets(after.output.encode("utf-8", "surrogateescape")) == [0, 5, 8, 11]
+    assert "gap: offsets 3 to 4 are not archived" in after.errors
+    assert after == before
 
 
 def test_read_prints_one_json_document_a_line(site):
