@@ -32,7 +32,7 @@ from tieringd.endpoint.newer_group_answers import state_name
 from tieringd.endpoint.served_manifests import ServedTopics
 from tieringd.errors import ConfigError, PreconditionFailed, StorageUnavailable
 from tieringd.model.consumer_group import CommittedOffset, ConsumerGroup, GroupTopic
-from tieringd.model.partition import TopicIdPartition
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.group_membership import GroupError, GroupLimits, Step
 from tieringd.policies.group_offsets import CommitRequest, commit, deleted
 from tieringd.topics.topic_registry import TopicRegistry
@@ -88,7 +88,12 @@ def reset(
     dry_run: DryRun = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Set a group's offsets to the begin or end of the archive, or to an offset; it must have no members."""
+    """
+    Set a group's offsets to the begin or end of the archive, or to an offset; it must have no members.
+
+    The archive includes the older ones that a topic continues. For an offset outside of the archive the group
+    gets the nearest one in it, and standard error says so.
+    """
     rows = run_async(
         _reset(loaded(config, needs_broker=False), from_cluster, group, topics, _target(to), dry_run=dry_run)
     )
@@ -158,17 +163,27 @@ class _Groups:
             return found.group
         raise StorageUnavailable(f"the group {group_id} was changed by others {_TRIES} times")
 
-    async def bounds(self, topic: GroupTopic, partition: int) -> tuple[int, int]:
-        """Return the first offset of a partition in the archive, and the one after the last."""
+    async def manifest(self, topic: GroupTopic, partition: int) -> PartitionManifest | None:
+        """Return the manifest of a partition; None where it has none, or the topic is another one now."""
         served = self.topics.by_name(topic.name)
         known = None if served is None else served.partition(partition)
         if known is None or known.topic_id != topic.topic_id:
-            return 0, 0
-        return await self._bounds_of(known)
+            return None
+        return (await self.archive.manifests.load(known)).manifest
 
-    async def _bounds_of(self, partition: TopicIdPartition) -> tuple[int, int]:
-        manifest = (await self.archive.manifests.load(partition)).manifest
-        return (0, 0) if manifest is None else (manifest.start_offset, manifest.next_offset)
+    async def bounds(self, topic: GroupTopic, partition: int) -> tuple[int, int]:
+        """
+        Return the first offset of a partition in the archive, and the one after the last.
+
+        The first offset is that of the oldest archive which the partition continues, as an endpoint tells it.
+        """
+        manifest = await self.manifest(topic, partition)
+        if manifest is None:
+            return 0, 0
+        parts = await self.archive.history.parts(
+            manifest.partition, start_offset=manifest.start_offset, deleted_before=manifest.deleted_before
+        )
+        return (*parts, manifest)[0].start_offset, manifest.next_offset
 
 
 @asynccontextmanager
@@ -218,7 +233,8 @@ async def _described(config: Config, from_cluster: str | None, group_id: str) ->
         offsets = []
         for topic, partitions in sorted(group.offsets.items(), key=lambda one: one[0].name):
             for number, one in sorted(partitions.items()):
-                _, end = await groups.bounds(topic, number)
+                manifest = await groups.manifest(topic, number)
+                end = 0 if manifest is None else manifest.next_offset
                 offsets.append(
                     {
                         "topic": topic.name,
@@ -254,8 +270,14 @@ async def _reset(
             topic = GroupTopic(name, served.manifest.key.topic_id)
             for number in range(served.partition_count):
                 start, end = await groups.bounds(topic, number)
-                wanted = {_EARLIEST: start, _LATEST: end}.get(str(target), target)
-                offset = min(max(int(wanted), start), end)
+                wanted = int({_EARLIEST: start, _LATEST: end}.get(str(target), target))
+                offset = min(max(wanted, start), end)
+                if offset != wanted:
+                    typer.echo(
+                        f"{name}-{number}: the archive has the offsets {start} to {end}, and not {wanted}: "
+                        f"the group begins at {offset}",
+                        err=True,
+                    )
                 offsets.setdefault(topic, {})[number] = CommittedOffset(offset, -1, "", now_ms)
         asked = CommitRequest("", None, -1, "", offsets)
         if dry_run:

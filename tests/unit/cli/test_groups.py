@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from tests.fakes.archive import archive_in
+from tests.fakes.file_archive import FileArchive
 from tests.golden.make_own_golden import CLASSIC_GROUP
-from tests.unit.cli.commands import TOPIC, invoked, make_site, tieringd
+from tests.unit.cli.commands import TOPIC, invoked, make_site, tieringd, write_bucket_config
 from tieringd.errors import ConfigError
 from tieringd.formats.group_documents import encode_group, group_key
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import TopicKey
+from tieringd.storage.file import FileStore
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,38 @@ def test_group_with_members_is_left_alone(archived):
             with pytest.raises(ConfigError, match="has 2 members"):
                 groups(archived, *words, *options)
     assert path.read_bytes() == before
+
+
+def test_reset_reaches_the_archive_that_a_topic_continues(tmp_path):
+    """The offsets of the older archive are in range: an endpoint serves them too."""
+    archive = FileArchive(tmp_path)
+    old = archive.filled(segments=2, batches=2, cluster="old")
+    new = archive.filled(
+        segments=1, batches=1, first_offset=12, topic_id="AAAAAAAAAAAAAAAAAAAAAQ", cluster="new"
+    )
+    topics = [TopicKey(one.identified.cluster, "orders", one.identified.topic_id) for one in (new, old)]
+    history = archive_in(FileStore(archive.root)).history
+    asyncio.run(history.link(HistoryLink(*topics, ((0, old.next_offset),))))
+    config = write_bucket_config(archive, tmp_path)
+    reset = ("groups", "reset", "billing", "--topic", "orders", "--from-cluster", "new", "-c", config)
+    for target, after in (("earliest", 0), ("5", 5), ("13", 13), ("latest", 15)):
+        done = invoked(*reset, "--to", target, "--format", "json")
+        assert ([row["after"] for row in done.json()], done.errors) == ([after], "")
+
+
+def test_offset_outside_of_the_archive_is_named(tmp_path):
+    """The group begins at the nearest offset of the archive, and standard error says so."""
+    archive = FileArchive(tmp_path)
+    archive.filled(segments=1, batches=1, first_offset=10)
+    config = write_bucket_config(archive, tmp_path)
+    for target, after in (("9", 10), ("10", 10), ("13", 13), ("14", 13)):
+        reset = ("groups", "reset", "billing", "--topic", "orders", "--to", target, "-c", config)
+        done = invoked(*reset, "--format", "json")
+        assert [row["after"] for row in done.json()] == [after]
+        told = (
+            f"orders-0: the archive has the offsets 10 to 13, and not {target}: the group begins at {after}\n"
+        )
+        assert done.errors == ("" if target == str(after) else told)
 
 
 def test_wrong_arguments_are_told(archived):
