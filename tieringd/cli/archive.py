@@ -34,11 +34,13 @@ from tieringd.cli.options import (
     counted,
     is_chosen,
     loaded,
+    names_noted,
     print_document,
     print_fields,
     print_listing,
     print_rows,
     print_table,
+    require_matched,
     run_async,
     show_progress,
     unreadable_topics_reported,
@@ -50,7 +52,6 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import found_file_root, init_file_root, note_first_start
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.daemon.ownership_check import claimant_of, cluster_on_disk, owner_record
-from tieringd.errors import ObjectNotFound
 from tieringd.formats.archive_owners import ArchiveOwners
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.topic_manifest import TopicManifest
@@ -209,10 +210,12 @@ def topics(config: ConfigFile, patterns: TopicPatterns = None, output: Format = 
         "lifecycle",
         "remark",
     )
+    names: set[str] = set()
     with unreadable_topics_reported() as on_fault:
-        print_listing(
-            columns, run_async(_topics(loaded(config, needs_broker=False), patterns, on_fault)), output
-        )
+        work = _topics(loaded(config, needs_broker=False), patterns, names_noted(on_fault, names))
+        rows = run_async(work)
+        print_listing(columns, rows, output)
+        require_matched(patterns, names.union(row["topic"] for row in rows))
 
 
 @archive_app.command()
@@ -362,8 +365,12 @@ async def _verify(
         return is_chosen(key.topic, topics)
 
     async with opened_archive(config) as archive:
-        wanted = archive.catalog.archived_topics(is_wanted, on_fault=on_fault)
+        names: set[str] = set()
+        wanted = archive.catalog.archived_topics(is_wanted, on_fault=names_noted(on_fault, names))
         chosen = [one async for one in counted(wanted, "topics")]
+        # A purged topic has nothing to verify.
+        names |= {one.topic.key.topic for one in chosen if one.partitions or one.without_manifest}
+        require_matched(topics, names)
         manifests = [found for one in chosen for found in one.partitions]
         reports = []
         for number, found in enumerate(manifests, 1):
@@ -376,8 +383,6 @@ async def _verify(
             for one in chosen
             for lost in one.without_manifest
         ]
-        if topics and not reports:
-            raise ObjectNotFound(f"the bucket holds no topic named {', '.join(topics)}")
         return reports
 
 

@@ -8,7 +8,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,7 +34,7 @@ from rich.text import Text
 
 from tieringd.config import Config, load_config
 from tieringd.config.units import Quantity, parse_quantity
-from tieringd.errors import TieringError
+from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey
 
 T = TypeVar("T")
@@ -102,6 +111,33 @@ def amount(quantity: Quantity) -> Callable[[str], int]:
 def is_chosen(name: str, patterns: Sequence[str] | None) -> bool:
     """Return whether a topic's name matches one of *patterns*; without any, each name does."""
     return not patterns or any(fnmatchcase(name, one) for one in patterns)
+
+
+def names_noted(
+    on_fault: Callable[[TopicKey, TieringError], None], names: set[str]
+) -> Callable[[TopicKey, TieringError], None]:
+    """Return an *on_fault* for unreadable topics that also adds the name of each one to *names*."""
+
+    def note(key: TopicKey, error: TieringError) -> None:
+        names.add(key.topic)
+        on_fault(key, error)
+
+    return note
+
+
+def require_matched(patterns: Sequence[str] | None, names: Collection[str]) -> None:
+    """
+    Check that each of *patterns* matches one of *names*. One that matches none is most likely mistyped.
+
+    Raises:
+        ObjectNotFound: Some match none; the message has them.
+    """
+    missing = [one for one in patterns or () if not any(is_chosen(name, [one]) for name in names)]
+    if missing:
+        raise ObjectNotFound(
+            f"the bucket holds no topic named {', '.join(missing)}",
+            hint="`tieringd archive topics` lists what it holds",
+        )
 
 
 def moment(text: str) -> int:

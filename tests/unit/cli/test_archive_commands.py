@@ -14,7 +14,15 @@ from crc32c import crc32c
 from tests.builders import DEFAULT_TIME_MS, segment_bytes
 from tests.fakes.file_archive import FileArchive
 from tests.support.daemon import command, write_config
-from tests.unit.cli.commands import BASES, TOPIC, TOPIC_ID, Site, invoked, tieringd, write_bucket_config
+from tests.unit.cli.commands import (
+    BASES,
+    TOPIC,
+    TOPIC_ID,
+    Site,
+    invoked,
+    tieringd,
+    write_bucket_config,
+)
 from tieringd.formats.record_batch import parse_header
 
 
@@ -188,6 +196,23 @@ def test_reader_that_goes_away_ends_the_command_quietly(site):
     errors = process.stderr.read().decode()
     process.stderr.close()
     assert (process.wait(240), errors) == (1, "")
+
+
+@pytest.mark.parametrize("command", [("archive", "topics"), ("recover", "list")], ids=" ".join)
+@pytest.mark.parametrize("right", [[TOPIC], []], ids=["beside a right one", "alone"])
+def test_listing_names_what_matches_nothing(site, command, right):
+    """A listing has what matches, and the exit code says that a name was mistyped."""
+    done = tieringd(*command, *right, "paymnets", "y*", "-c", site.config, "-f", "json")
+    assert [row["topic"] for row in json.loads(done.output)] == right
+    assert (done.exit_code, len(done.errors.splitlines())) == (1, 1)
+    assert " paymnets, y*" in done.errors
+
+
+def test_verify_names_what_matches_nothing(site):
+    """Nothing is verified: a report without the mistyped topic would look like a good one."""
+    done = tieringd("archive", "verify", TOPIC, "paymnets", "-c", site.config, "-f", "json")
+    assert (done.exit_code, done.output) == (1, "")
+    assert "no topic named paymnets" in done.errors
 
 
 @pytest.fixture

@@ -131,6 +131,16 @@ def test_shallow_restore_leaves_out_a_topic_with_a_damaged_manifest(place):
     assert not list(place.archive.rglob("history_link"))
 
 
+@pytest.mark.parametrize("options", [(), ("--shallow",), ("--dry-run",)], ids=str)
+def test_name_that_matches_nothing_is_refused(place, options):
+    """Nothing is restored: the broker would make the mistyped topic anew, without a record."""
+    words = ("recover", "directory", place.logs, "orders", "paymnets", "--config", place.config, *options)
+    with pytest.raises(ObjectNotFound, match="no archived topic that can be read matches paymnets"):
+        invoked(*words)
+    assert not any(map(place.restored, range(PARTITIONS)))
+    assert not list(place.archive.rglob("history_link"))
+
+
 def test_missing_object_is_found_before_anything_is_restored(place):
     """A missing object is found before anything is restored if segments are checked, and else on the way."""
     place.object_of(1, "9-11-*.log").unlink()

@@ -58,6 +58,15 @@ def test_listing_has_the_others(place, command):
     assert [row["topic"] for row in json.loads(done.output)] == [SOUND]
 
 
+@pytest.mark.parametrize("command", [("archive", "topics"), ("archive", "verify"), ("recover", "list")])
+def test_unreadable_topic_is_not_taken_for_a_mistyped_one(place, command):
+    """The bucket has a topic of that name, and the reason why it is left out is told."""
+    done = invoked(*command, DAMAGED, SOUND, "-c", place.config, "-f", "json")
+    assert_left_out(done)
+    assert "no topic" not in done.errors
+    assert "no archived topic" not in done.errors
+
+
 def test_verify_checks_the_others(place):
     """The other topics are checked and sound, and yet the command does not report success."""
     done = invoked("archive", "verify", "-c", place.config, "-f", "json")

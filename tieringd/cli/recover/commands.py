@@ -19,6 +19,7 @@ from tieringd.cli.options import (
     OutputFormat,
     TopicPatterns,
     loaded,
+    names_noted,
     print_listing,
     run_async,
     unreadable_topics_reported,
@@ -74,14 +75,17 @@ def list_topics(
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
-    everything = ".*" if not patterns and topics is None else topics
-    wanted = TopicSelection(chosen_topics(patterns, everything), from_cluster)
+    chosen = {} if not patterns and topics is None else chosen_topics(patterns, topics)
+    wanted = TopicSelection(chosen, from_cluster)
+    names: set[str] = set()
     with unreadable_topics_reported() as on_fault:
-        found = run_async(_listed(loaded(config, needs_broker=False), wanted, on_fault))
+        work = _listed(loaded(config, needs_broker=False), wanted, names_noted(on_fault, names))
+        found = run_async(work)
         print_listing(LISTED, [listing(one) for one in found], output)
         lost = [partition for one in found for partition in one.without_manifest]
         for partition in lost:
             typer.echo(f"{partition}: {NO_MANIFEST}", err=True)
+        wanted.require_matched(names.union(one.topic.key.topic for one in found))
         if lost:
             raise typer.Exit(1)
 

@@ -35,9 +35,9 @@ def checked_pattern(text: str) -> str:
     return text
 
 
-def chosen_topics(patterns: list[str] | None, expression: str | None) -> str:
+def chosen_topics(patterns: list[str] | None, expression: str | None) -> dict[str, str]:
     """
-    Return the regular expression of the chosen topics: of *patterns*, or *expression* itself.
+    Return the regular expressions of the chosen topics, by what was given: *patterns*, or *expression*.
 
     Raises:
         typer.BadParameter: Neither or both are given.
@@ -45,8 +45,8 @@ def chosen_topics(patterns: list[str] | None, expression: str | None) -> str:
     if bool(patterns) == (expression is not None):
         raise typer.BadParameter("name the topics, or give patterns such as 'orders-*' ('*' for all)")
     if expression is not None:
-        return checked_pattern(expression)
-    return "|".join(fnmatch.translate(one) for one in patterns or ())
+        return {expression: checked_pattern(expression)}
+    return {one: fnmatch.translate(one) for one in patterns or ()}
 
 
 Topics = Annotated[

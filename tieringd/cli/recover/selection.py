@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from tieringd.archive.catalog import ArchivedTopic, OnFault, OnPartitionFault, raised
-from tieringd.cli.options import counted
+from tieringd.cli.options import counted, names_noted
 from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
@@ -33,17 +33,36 @@ LISTED = (
 class TopicSelection:
     """Which archived topics to select, by name, cluster and topic id. None selects any."""
 
-    pattern: str
+    patterns: Mapping[str, str]
+    """The regular expressions of the names, by what an operator wrote. An empty one selects all names."""
     cluster: str | None = None
     topic_id: str | None = None
 
     def includes(self, key: TopicKey) -> bool:
-        """Return whether a topic is selected. Its whole name must match the pattern."""
+        """Return whether a topic is selected. Its whole name must match one of the patterns."""
         return (
-            re.fullmatch(self.pattern, key.topic) is not None
+            (not self.patterns or any(re.fullmatch(one, key.topic) for one in self.patterns.values()))
             and self.cluster in {None, key.cluster}
             and self.topic_id in {None, key.topic_id}
         )
+
+    def require_matched(self, names: Collection[str]) -> None:
+        """
+        Check that each pattern matches one of *names*. One that matches none is most likely mistyped.
+
+        Raises:
+            ObjectNotFound: Some match none; the message has them as the operator wrote them.
+        """
+        missing = [
+            written
+            for written, pattern in self.patterns.items()
+            if not any(re.fullmatch(pattern, name) for name in names)
+        ]
+        if missing:
+            raise ObjectNotFound(
+                f"no archived topic that can be read matches {', '.join(missing)}",
+                hint="`tieringd recover list` lists the archived topics",
+            )
 
 
 async def matching(
@@ -74,18 +93,19 @@ async def matching_once(
     on_partition_fault: OnPartitionFault = raised,
 ) -> list[ArchivedTopic]:
     """
-    Return the selected topics as `matching` does, at least one, and each name only once.
+    Return the selected topics as `matching` does, at least one for each pattern, and each name only once.
+
+    A topic that is given to *on_fault* counts as matched where another one can be read.
 
     Raises:
-        ObjectNotFound: No archived topic that can be read is selected.
+        ObjectNotFound: No archived topic matches one of the patterns, or none that can be read is selected.
         ConfigError: Two or more of the selected topics have the same name.
     """
-    found = await matching(archive, wanted, on_fault=on_fault, on_partition_fault=on_partition_fault)
-    if not found:
-        raise ObjectNotFound(
-            f"no archived topic that can be read matches {wanted.pattern!r}",
-            hint="`tieringd recover list` lists the archived topics",
-        )
+    unread: set[str] = set()
+    found = await matching(
+        archive, wanted, on_fault=names_noted(on_fault, unread), on_partition_fault=on_partition_fault
+    )
+    wanted.require_matched({one.topic.key.topic for one in found} | (unread if found else set()))
     twice = repeated([one.topic.key.topic for one in found])
     if twice:
         raise ConfigError(
