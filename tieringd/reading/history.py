@@ -17,7 +17,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from crc32c import crc32c
@@ -58,6 +58,7 @@ LINKS_MAX = 16
 """Longest chain of restores. A chain that is longer, or that is a circle, is reported as a fault."""
 
 EXPIRED = "total retention has deleted these offsets"
+NOT_ARCHIVED = "the archive begins after these offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,13 +385,17 @@ class LogReader:
         return manifest
 
     def _begun(self, manifest: PartitionManifest) -> PartitionManifest:
-        """Move `next_offset` to the start of *manifest*, and report what retention removed before it."""
-        if self.next_offset < manifest.start_offset and manifest.expired_at_ms is not None:
-            self._note_gap(Gap(self.next_offset, manifest.start_offset - 1, EXPIRED, manifest.expired_at_ms))
+        """Move `next_offset` to the start of *manifest*, and report the wanted offsets before it."""
+        if self.next_offset < manifest.start_offset:
+            reason = NOT_ARCHIVED if manifest.expired_at_ms is None else EXPIRED
+            at_ms = manifest.expired_at_ms or 0
+            self._note_gap(Gap(self.next_offset, manifest.start_offset - 1, reason, at_ms))
         self.next_offset = max(self.next_offset, manifest.start_offset)
         return manifest
 
     def _note_gap(self, gap: Gap) -> None:
-        if gap.base_offset >= self._told_to:
+        """Report the part of *gap* that is still wanted: not read, and not reported before."""
+        base_offset = max(gap.base_offset, self._told_to, self.next_offset)
+        if base_offset < gap.next_offset:
             self._told_to = gap.next_offset
-            self._on_gap(gap)
+            self._on_gap(replace(gap, base_offset=base_offset))

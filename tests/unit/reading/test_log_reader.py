@@ -8,10 +8,11 @@ import pytest
 
 from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import LogWriter
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.reading.history import EXPIRED, LogReader
+from tieringd.reading.history import EXPIRED, NOT_ARCHIVED, LogReader
 
 
 @pytest.fixture
@@ -87,13 +88,22 @@ async def test_reader_with_an_old_manifest_reads_on_while_the_objects_are_there(
 
 
 async def test_reader_that_begins_before_the_archive_begins_with_it(writer, archive, gaps):
-    """Records that retention took are reported, and offsets that never existed are not."""
+    """Records that retention took are reported."""
     first = writer.closed_segment()
     writer.closed_segment()
     await archived(writer, archive)
     await expire(writer, archive, 1)
     assert await offsets_of(reader_of(writer, archive, gaps, from_offset=first)) == [3, 4, 5]
     assert gaps == [Gap(0, 2, EXPIRED, 1)]
+
+
+async def test_offsets_before_an_archive_that_lost_nothing_are_reported(tmp_path, archive, gaps):
+    """The archive began behind the wanted offset: what lies between is not archived either."""
+    writer = LogWriter(tmp_path / "later", first_offset=10)
+    writer.closed_segment()
+    await archived(writer, archive)
+    assert await offsets_of(reader_of(writer, archive, gaps, from_offset=3)) == [10, 11, 12]
+    assert gaps == [Gap(3, 9, NOT_ARCHIVED, 0)]
 
 
 async def test_object_that_the_newest_manifest_names_is_missing(writer, archive, store, gaps):
@@ -107,6 +117,19 @@ async def test_object_that_the_newest_manifest_names_is_missing(writer, archive,
     with pytest.raises(ObjectNotFound):
         await offsets_of(reader)
     assert reader.next_offset == 3
+
+
+@pytest.mark.parametrize("wanted", [0, 3, 4, 5, 6])
+async def test_reader_that_begins_inside_a_gap_is_told_the_rest_of_it(writer, archive, gaps, wanted):
+    """The wanted offsets that are missing are reported, and those before them are not."""
+    writer.closed_segment()
+    await archived(writer, archive)
+    stored = await archive.manifests.load(writer.identified)
+    with_gap = stored.existing.with_gap(Gap(3, 5, "lost", 7))
+    await archive.manifests.commit(stored, with_gap, leader_epoch=0)
+    reader = reader_of(writer, archive, gaps, from_offset=wanted)
+    assert await offsets_of(reader) == [offset for offset in range(3) if offset >= wanted]
+    assert gaps == ([Gap(max(3, wanted), 5, "lost", 7)] if wanted < 6 else [])
 
 
 async def test_gap_that_is_read_across_is_told_once(writer, archive, gaps):
