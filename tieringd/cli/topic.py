@@ -26,7 +26,7 @@ from tieringd.cli.options import (
     loaded,
     print_document,
     print_fields,
-    print_rows,
+    print_listing,
     run_async,
 )
 from tieringd.config import Config
@@ -110,11 +110,19 @@ def resume(
     found = run_async(
         _change(loaded_config, topic, lambda known: replace(known, archiving=Archiving.ON), dry_run=dry_run)
     )
-    rows = _coverage(loaded_config, found)
+    rows, unread = _coverage(loaded_config, found)
+    print_listing(_COVERAGE, rows, output)
+    for problem in unread:
+        typer.echo(problem, err=True)
+    if unread:
+        what = "would be resumed; nothing was changed" if dry_run else "is resumed"
+        typer.echo(
+            f"{topic} {what}. The missing offsets of the logs above are not known: they cannot be read",
+            err=True,
+        )
+        raise typer.Exit(1)
     if output.is_data:
-        print_document(rows, output)
         return
-    print_rows(_COVERAGE, rows)
     missing = sum(row["missing_offsets"] or 0 for row in rows)
     if dry_run:
         typer.echo(
@@ -194,12 +202,13 @@ def _limit(value: str | None) -> str:
     return "the broker's default" if value is None else value
 
 
-def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
+def _coverage(config: Config, found: ArchivedTopic) -> tuple[list[dict[str, Any]], list[str]]:
     """
-    Return one row for each partition: the archive's end, the local log's start, and the offsets between.
+    Return one row for each partition, and what cannot be read on this host's disks, with the reasons.
 
-    Of those, pins hold some, and the others are missing. Values are None where the archive or this host's
-    disks do not have the partition.
+    A row has the archive's end, the local log's start, and the offsets between. Of those, pins hold some, and
+    the others are missing. Values are None where the archive or this host's disks do not have the partition,
+    or its log cannot be read.
     """
     # An ordinary import would load the whole daemon at each start of `tieringd topic`.
     from tieringd.daemon.assembly import left_pin_directories  # noqa: PLC0415
@@ -207,14 +216,21 @@ def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
     ends = {one.partition.partition: one.next_offset for one in found.partitions}
     pin_directories = left_pin_directories(config, ())
     rows: list[dict[str, Any]] = []
-    for local in scan_log_dirs([str(path) for path in config.broker.log_dirs]).partitions:
+    scan = scan_log_dirs([str(path) for path in config.broker.log_dirs])
+    # A problem without a topic is one of a whole log directory, which may have partitions of this topic.
+    unread = [
+        str(problem)
+        for problem in scan.problems
+        if scan.topic_of_problem.get(problem.path, found.topic.key.topic) == found.topic.key.topic
+    ]
+    for local in scan.partitions:
         name = local.topic_partition
         if name.topic != found.topic.key.topic or local.topic_id != found.topic.key.topic_id:
             continue
         try:
             log, pins = _read_with_pins(local, pin_directories)
         except (LocalFileError, CorruptDataError) as error:
-            typer.echo(f"{name}: {error}", err=True)
+            unread.append(f"{name}: {error}")
             continue
         end = ends.pop(name.partition, None)
         row: dict[str, Any] = {
@@ -233,7 +249,7 @@ def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
         dict.fromkeys(_COVERAGE) | {"partition": number, "archive_next_offset": end}
         for number, end in ends.items()
     )
-    return sorted(rows, key=lambda row: int(row["partition"]))
+    return sorted(rows, key=lambda row: int(row["partition"])), unread
 
 
 def _read_with_pins(

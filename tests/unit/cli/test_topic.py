@@ -123,6 +123,30 @@ def test_resume_counts_what_pins_hold(own_site, are_pinned):
     assert ("become gaps" in table) == (pinned < 24)
 
 
+@pytest.mark.parametrize("how", ["segment", "epochs", "metadata"])
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--format", "json")], ids=str)
+def test_resume_names_a_log_that_it_cannot_read(own_site, how, options):
+    """The exit code is 1, and nothing is said of gaps in a log that was not compared."""
+    config = ("--config", own_site.config)
+    assert tieringd("run", "--once", *config).exit_code == 0
+    directory = own_site.partition_directory
+    if how == "segment":
+        log = directory / f"{0:020d}.log"
+        log.unlink()
+        log.symlink_to(log)
+    elif how == "epochs":
+        (directory / "leader-epoch-checkpoint").write_text("garbage\n")
+    else:
+        metadata = directory / "partition.metadata"
+        metadata.unlink()
+        metadata.symlink_to(metadata)
+    done = invoked("topic", "resume", TOPIC, *config, *options)
+    assert (done.exit_code, f"{TOPIC}-0" in done.errors) == (1, True)
+    assert "no gap" not in done.output
+    assert "0 offsets" not in done.output
+    assert "are not known" in done.errors
+
+
 def test_unknown_topic_is_said(site):
     """A topic that the bucket does not hold cannot be paused."""
     done = tieringd("topic", "pause", "nothing", "--config", site.config)
