@@ -15,6 +15,7 @@ import re
 import sys
 from importlib import import_module
 from inspect import cleandoc
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -219,6 +220,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line."""
     _open_closed_streams()
+    _escape_what_output_lacks()
     try:
         try:
             app()
@@ -251,6 +253,12 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 it stays open to the end
             setattr(sys, name, nowhere)
+
+
+def _escape_what_output_lacks() -> None:
+    """Write characters that the encoding of standard output lacks as escapes, as Python does on stderr."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -19,6 +19,7 @@ from tests.unit.cli.commands import (
     TOPIC,
     TOPIC_ID,
     Site,
+    from_the_start,
     invoked,
     tieringd,
     write_bucket_config,
@@ -164,6 +165,21 @@ def test_read_prints_text_in_columns(site):
     """Offset, time, key and value are separated by tabs."""
     done = invoked("read", TOPIC, "-p", "0", "--count", "1", "--format", "text", "-c", site.config)
     assert (done.exit_code, done.output) == (0, f"0\t{DEFAULT_TIME_MS}\tk0\tv\n")
+
+
+def test_read_prints_text_on_an_output_that_is_not_utf_8(tmp_path):
+    """Characters that the output's encoding lacks are written as escapes, and reading goes on."""
+    archive = FileArchive(tmp_path)
+    writer = archive.writer()
+    writer.append("日本 é".encode(), b"second")
+    writer.roll()
+    archive.add(writer)
+    config = write_bucket_config(archive, tmp_path)
+    words = ("read", "orders", "-p", "0", "-f", "text", "-c", config)
+    done = from_the_start(*words, PYTHONIOENCODING="latin-1")
+    assert (done.exit_code, done.errors) == (0, "")
+    values = [line.split("\t")[3] for line in done.output.splitlines()]
+    assert values == ["\\u65e5\\u672c \udce9", "second"]
 
 
 def test_read_of_no_records_prints_nothing(site):
