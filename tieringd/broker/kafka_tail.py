@@ -21,7 +21,7 @@ from aiokafka.errors import (
 )
 
 from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
-from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable, ProtocolViolation
 from tieringd.formats.records import Record
 from tieringd.model.partition import TopicPartition
 
@@ -94,15 +94,30 @@ class KafkaTail:
         Raises:
             BrokerUnavailable: The cluster does not answer, or has deleted the next records.
             BrokerDenied: This user may not read the topic.
+            ProtocolViolation: The client library cannot decode a record. All records before it are yielded.
         """
         self._consumer.seek(self._partition, from_offset)
         position = from_offset
+        count_max = None
         while end_offset is None or position < end_offset:
             try:
-                fetched = await self._consumer.getmany(self._partition, timeout_ms=_POLL_MS)
+                fetched = await self._consumer.getmany(
+                    self._partition, timeout_ms=_POLL_MS, max_records=count_max
+                )
                 position = await self._consumer.position(self._partition)
             except (KafkaError, OSError) as error:
                 raise self._translated(error) from error
+            except UnicodeDecodeError as error:
+                if count_max is None:
+                    # The library drops the records before the one that it cannot decode, so they are read
+                    # again, one by one.
+                    count_max = 1
+                    continue
+                raise ProtocolViolation(
+                    f"the batch of {self._partition.topic}-{self._partition.partition} at offset {position} "
+                    "has a record header whose name is not UTF-8, which tieringd cannot read from a broker",
+                    hint="Read it with --archive-only once its segment is archived",
+                ) from error
             for one in fetched.get(self._partition, ()):
                 if end_offset is None or one.offset < end_offset:
                     yield Record(
