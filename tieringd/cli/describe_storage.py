@@ -81,29 +81,32 @@ def describe_storage(
     """
     Show what this broker and the bucket hold of a topic. Without options: the summary and the sizes.
 
-    Local values are those of the replicas on this host. JSON output always has all sections.
+    Local values are those of the replicas on this host. JSON output always has all sections. Where a replica
+    cannot be read, standard error says why, and the exit code is 1.
     """
     snapshot = run_async(take_topic_snapshot(loaded(config), topic))
     rows = [storage_row(one, now_ms=wall_clock_ms()) for one in snapshot.partitions]
     document = {**_summary(snapshot, rows), "partitions": rows}
-    if output.is_data:
-        print_document(document, output)
-        return
     if not (print_summary or print_offset or print_size or print_sync):
         print_summary, print_size = True, True
-    if print_summary or print_all:
-        _print_summary(document, is_human=human_readable)
     sections = (
         ("OFFSETS", _OFFSETS, print_offset),
         ("SIZE", _SIZES, print_size),
         ("SYNC", _SYNC, print_sync),
     )
-    for title, columns, is_wanted in sections:
-        if is_wanted or print_all:
-            _print_section(title, columns, rows, is_human=human_readable)
-    for row in rows:
-        if row["problem"]:
-            typer.echo(f"{topic}-{row['partition']}: {row['problem']}", err=True)
+    if output.is_data:
+        print_document(document, output)
+    else:
+        if print_summary or print_all:
+            _print_summary(document, is_human=human_readable)
+        for title, columns, is_wanted in sections:
+            if is_wanted or print_all:
+                _print_section(title, columns, rows, is_human=human_readable)
+    problems = [f"{topic}-{row['partition']}: {row['problem']}" for row in rows if row["problem"]]
+    for problem in problems:
+        typer.echo(problem, err=True)
+    if problems:
+        raise typer.Exit(1)
 
 
 def storage_row(one: PartitionSnapshot, *, now_ms: int) -> dict[str, Any]:

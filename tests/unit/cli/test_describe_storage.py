@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.builders import segment_bytes
@@ -163,12 +165,14 @@ def test_unknown_parts_are_left_out(one, expected):
     assert tuple(row[name] for name in names) == expected
 
 
-def test_storage_of_a_partition_that_cannot_be_read_says_why(own_site):
-    """One unreadable partition is named on standard error, and the others are shown."""
+@pytest.mark.parametrize("options", [(), ("--format", "json")], ids=str)
+def test_storage_of_a_partition_that_cannot_be_read_says_why(own_site, options):
+    """One unreadable partition is named on standard error, and the others are shown. The exit code is 1."""
     tieringd("run", "--once", "-c", own_site.config)
     (own_site.partition_directory / f"{0:020d}.log").unlink()
     (own_site.partition_directory / f"{0:020d}.log").mkdir()
-    done = invoked(*DESCRIBE, "-c", own_site.config)
-    assert done.exit_code == 0
+    done = invoked(*DESCRIBE, "-c", own_site.config, *options)
+    assert done.exit_code == 1
+    assert "LOCAL-BYTES" in done.output or json.loads(done.output)["partitions"][0]["problem"]
     assert done.errors.startswith(f"{TOPIC}-0: ")
     assert "is not a regular file" in done.errors
