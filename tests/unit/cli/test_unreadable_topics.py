@@ -82,14 +82,15 @@ def test_sound_topic_is_read_without_the_other(place):
     assert invoked("archive", "describe", SOUND, "-c", place.config).exit_code == 0
 
 
-def test_restore_of_all_restores_the_others(place, tmp_path):
+@pytest.mark.parametrize("chosen", [("--topics", ".*"), (DAMAGED, SOUND)], ids=" ".join)
+def test_restore_of_all_restores_the_others(place, tmp_path, chosen):
     """The broker that comes back has what is sound."""
     logs = tmp_path / "new" / "logs"
     logs.mkdir(parents=True)
     (logs / "meta.properties").write_text("version=1\ncluster.id=new\nnode.id=1\n")
     for topic in IDS:
         LogWriter(logs, topic, topic_id="AAAAAAAAAAAAAAAAAAAAAw")
-    done = invoked("recover", "directory", logs, "--topics", ".*", "-c", place.config, "-f", "json")
+    done = invoked("recover", "directory", logs, *chosen, "-c", place.config, "-f", "json")
     assert_left_out(done)
     assert [row["topic"] for row in json.loads(done.output)] == [SOUND]
     assert any(one.stat().st_size for one in (logs / f"{SOUND}-0").glob("*.log"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -130,6 +131,20 @@ async def test_reader_that_begins_inside_a_gap_is_told_the_rest_of_it(writer, ar
     reader = reader_of(writer, archive, gaps, from_offset=wanted)
     assert await offsets_of(reader) == [offset for offset in range(3) if offset >= wanted]
     assert gaps == ([Gap(max(3, wanted), 5, "lost", 7)] if wanted < 6 else [])
+
+
+async def test_records_that_were_read_are_no_part_of_a_gap(writer, archive, gaps):
+    """A segment that is lost while it is read counts as missing from the next record on."""
+    writer.closed_segment()
+    await archived(writer, archive)
+    reader = reader_of(writer, archive, gaps)
+    async with aclosing(reader.records(read_committed=False)) as records:
+        assert (await anext(records)).offset == 0
+    stored = await archive.manifests.load(writer.identified)
+    lost = replace(stored.existing, segments=stored.existing.segments.head(0), gaps=(Gap(0, 2, "lost", 7),))
+    await archive.manifests.commit(stored, lost, leader_epoch=0)
+    assert await offsets_of(reader) == []
+    assert gaps == [Gap(1, 2, "lost", 7)]
 
 
 async def test_gap_that_is_read_across_is_told_once(writer, archive, gaps):
