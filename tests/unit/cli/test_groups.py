@@ -76,9 +76,9 @@ def test_reset_reaches_the_archive_that_a_topic_continues(tmp_path):
     new = archive.filled(
         segments=1, batches=1, first_offset=12, topic_id="AAAAAAAAAAAAAAAAAAAAAQ", cluster="new"
     )
-    topics = [TopicKey(one.identified.cluster, "orders", one.identified.topic_id) for one in (new, old)]
+    topic, older = (TopicKey(one.identified.cluster, "orders", one.identified.topic_id) for one in (new, old))
     history = archive_in(FileStore(archive.root)).history
-    asyncio.run(history.link(HistoryLink(*topics, ((0, old.next_offset),))))
+    asyncio.run(history.link(HistoryLink(topic, older, ((0, old.next_offset),))))
     config = write_bucket_config(archive, tmp_path)
     reset = ("groups", "reset", "billing", "--topic", "orders", "--from-cluster", "new", "-c", config)
     for target, after in (("earliest", 0), ("5", 5), ("13", 13), ("latest", 15)):
