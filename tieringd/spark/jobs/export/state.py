@@ -68,6 +68,8 @@ class ExportState:
     """
     replaced: tuple[ReplacedOffsets, ...] = ()
     """Offsets that were replaced after they were read. They are kept permanently."""
+    earlier: tuple[TopicKey, ...] = ()
+    """The earlier incarnations of the topic that the target has records of, oldest first."""
 
     def reached(self, portions: Iterable[Portion]) -> dict[int, int]:
         """Return `offsets` after *portions*, which continue this state, are in the target."""
@@ -96,6 +98,7 @@ class ExportState:
                 for number, some in (self.replacements or {}).items()
             },
             "replaced": [astuple(one) for one in self.replaced],
+            "earlier": [[one.cluster, one.topic_id] for one in self.earlier],
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -117,6 +120,10 @@ def parse_state(text: str, *, source: str) -> ExportState:
             committed_at_ms=int(found["committed_at_ms"]),
             replacements=_replacements(found["replacements"]) if "replacements" in found else None,
             replaced=tuple(ReplacedOffsets(*map(int, one)) for one in found.get("replaced", ())),
+            earlier=tuple(
+                TopicKey(str(cluster), str(found["topic"]), str(topic_id))
+                for cluster, topic_id in found.get("earlier", ())
+            ),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDataError(f"the state of an export cannot be read: {error!r}", source=source) from error
@@ -135,7 +142,8 @@ def continued(
 
     Raises:
         ConfigError: The target was begun with another topic or isolation, or with another incarnation of the
-            topic and *recreated* is `error`.
+            topic and *recreated* is `error`. Or the target has records of this incarnation already, and a
+            later one was appended to them.
     """
     begun = ExportState(topic, isolation)
     if found is None:
@@ -152,8 +160,15 @@ def continued(
         )
     if found.topic == topic:
         return found
+    if topic in found.earlier:
+        raise ConfigError(
+            f"topic {topic.topic} in the archive has the id {topic.topic_id} of cluster {topic.cluster}, of "
+            f"which {place} has records already, before those of the id {found.topic.topic_id} of cluster "
+            f"{found.topic.cluster}: they would be exported again from the start",
+            hint="Export to another target",
+        )
     if recreated == "append":
-        return begun
+        return replace(begun, earlier=(*found.earlier, found.topic))
     raise ConfigError(
         f"topic {topic.topic} in the archive has the id {topic.topic_id} of cluster {topic.cluster}, but "
         f"{place} has a topic with the id {found.topic.topic_id} of cluster {found.topic.cluster}: the "

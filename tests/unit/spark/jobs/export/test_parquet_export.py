@@ -263,6 +263,24 @@ async def test_topic_created_anew_is_an_error_unless_it_is_to_be_appended(tmp_pa
     again.bucket.close()
 
 
+@pytest.mark.parametrize("recreated", ["error", "append"])
+async def test_topic_that_another_was_appended_to_is_not_exported_again(tmp_path, logs, directory, recreated):
+    """The name falls back to the older topic if the newer one is purged; its records are in the target."""
+    again = ArchivedLogs.made(tmp_path / "again", topic_id="BBBBBBBBBBBBBBBBBBBBBA")
+    await logs.fill(2)
+    await again.fill(1)
+    exported(logs, directory.topic())
+    exported(again, directory.topic(), recreated="append")
+    before = directory.seen()
+    await logs.fill(1)
+
+    with pytest.raises(ConfigError, match="has records already"):
+        exported(logs, directory.topic(), recreated=recreated, portion_bytes=300)
+
+    assert directory.seen() == before
+    again.bucket.close()
+
+
 async def test_what_a_killed_run_began_of_a_topic_that_was_created_anew_is_left_alone(
     tmp_path, logs, directory
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,4 +72,14 @@ def test_topic_of_another_cluster_is_another_topic():
     with pytest.raises(ConfigError, match="of cluster other"):
         continued(state, TOPIC, isolation="read_committed", recreated="error", place="table t")
     again = continued(state, TOPIC, isolation="read_committed", recreated="append", place="table t")
-    assert again == ExportState(TOPIC, "read_committed")
+    assert again == ExportState(TOPIC, "read_committed", earlier=(state.topic,))
+
+
+def test_appended_topics_are_read_as_they_were_written():
+    """A state keeps the earlier topics of its target, and a state of an earlier release names none."""
+    other = replace(TOPIC, cluster="other")
+    state = ExportState(TOPIC, "read_committed", earlier=(other, replace(TOPIC, topic_id="older")))
+    text = state.as_json()
+    assert parse_state(text, source="test") == state
+    before, _, _ = text.partition(',"earlier"')
+    assert parse_state(before + "}", source="test") == ExportState(TOPIC, "read_committed")
