@@ -133,11 +133,17 @@ def require_reached(
     Raises:
         TieringError: The archive ends earlier, or *manifest* is None.
     """
-    if manifest is None or manifest.next_offset < next_offset:
+    if manifest is None:
+        raise TieringError(
+            f"the archive no longer has a manifest of {partition}, as it did when the export was planned",
+            hint="The archive was moved or deleted, or its manifest is lost; `tieringd archive scrub` shows "
+            "what is left",
+        )
+    if manifest.next_offset < next_offset:
         raise TieringError(
             f"the archive of {partition} no longer reaches offset {next_offset - 1}, as it did when the "
             "export was planned",
-            hint="The archive was cut back, moved or deleted; `tieringd archive topics` shows what is left, "
-            "and the next run exports that",
+            hint="The archive was cut back to the log of another leader; the next run exports what is left, "
+            "or says what it lacks",
         )
     return manifest

@@ -38,6 +38,12 @@ READ_ATTEMPTS_MAX: Final = 5
 """Attempts with a newly loaded manifest, if the spillover manifests that it names are missing."""
 
 
+CUT_BACK: Final = (
+    "an earlier run has begun to write them, and the archive was cut back since to the log of another "
+    "leader. They are exported once the archive reaches past them; with gaps allowed, they never are"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """The portions that are written and committed together, and the offsets that the archive lacks."""
@@ -151,6 +157,8 @@ def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion],
     for partition, loaded in _loaded(bucket, by_partition):
         some = by_partition[partition]
         begin, end = some[0].from_offset, some[-1].next_offset
+        if loaded is not None and loaded.next_offset < end:
+            lost.append(LostOffsets(partition, max(begin, loaded.next_offset), end, CUT_BACK))
         lost += losses(
             partition,
             _with_manifest(bucket, partition, loaded, partial(_gaps, bucket, begin, end)),

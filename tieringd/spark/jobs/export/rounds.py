@@ -21,6 +21,7 @@ from tieringd.archive.catalog import ArchivedTopic
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import TieringError
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.spark.jobs.export.plan import LostOffsets, Portion, require_reached, without
 from tieringd.spark.jobs.export.round_planning import Round, begun_round, next_round
 from tieringd.spark.jobs.export.state import (
@@ -95,6 +96,14 @@ class TopicOutcome:
             if offset and number not in archived and fault not in self.faults:
                 self.faults.append(fault)
 
+    def tell_moved(self, place: str) -> None:
+        """Add a fault if the topic's archive continues at *place*; empty if it is here."""
+        if place:
+            self.faults.append(
+                f"topic {self.topic}: its archive was moved to {place}, and all that is in this bucket is "
+                "exported. Export the rest to the same target with a configuration of that bucket"
+            )
+
     def count(self, round_: Round, written: Sequence[WrittenFiles]) -> None:
         """Note a round that was committed."""
         self.commits += 1
@@ -134,6 +143,8 @@ def export_topic(
         _export_rounds(archived, target, rules, outcome, archive=archive, run=run, clock=clock)
     except TieringError as error:
         outcome.error = error
+    else:
+        outcome.tell_moved(archived.topic.moved_to)
     return outcome
 
 
@@ -171,10 +182,11 @@ def _export_rounds(
         pending = checkpoint.pending if is_begun else ()
         state = _brought_up_to_date(found, archived.topic.partition_count, known, pending, is_begun=is_begun)
         outcome.see(state, len(found.replaced), known)
+        may_be_cut = bool(pending) and not rules.fails_on_gap
         if pending:
             round_ = begun_round(archive(), state, pending, rules)
         else:
-            round_ = next_round(archive(), state, ends, rules)
+            round_ = next_round(archive(), state, _ends_to_reach(ends, found, rules), rules)
         state = replace(state, offsets={**state.offsets, **round_.passed})
         if not round_.portions and state == found:
             outcome.miss(round_.lost)
@@ -186,9 +198,10 @@ def _export_rounds(
         written: list[WrittenFiles] = []
         if round_.portions:
             written = run(
-                Work(archive, target.opener(), rules.isolation, rules.fails_on_gap), round_.portions
+                Work(archive, target.opener(), rules.isolation, rules.fails_on_gap, may_be_cut),
+                round_.portions,
             )
-        fresh = _read_again(archive(), round_.portions)
+        fresh = _read_again(archive(), round_.portions, may_be_cut=may_be_cut)
         known.update({one.partition.partition: one for one in fresh})
         replaced = replaced_since(state, fresh, state.reached(round_.portions))
         if replaced and target.hides_uncommitted:
@@ -226,16 +239,37 @@ def _brought_up_to_date(
     return pinned(state, known.values(), replaced_since(state, known.values(), state.reached(pending)))
 
 
-def _read_again(bucket: Bucket, portions: Sequence[Portion]) -> list[PartitionManifest]:
+def _ends_to_reach(
+    ends: Mapping[TopicIdPartition, int], found: ExportState, rules: ExportRules
+) -> dict[TopicIdPartition, int]:
+    """
+    Return *ends*, with the offset that is reached for a partition that was cut back to before it.
+
+    That holds only if gaps are allowed, and the stored state *found* names the offsets up to there as
+    replaced: an earlier commit has given them up. Any other such partition is an error of `next_round`.
+    """
+    if rules.fails_on_gap:
+        return dict(ends)
+    reached = found.offsets
+    given_up = {
+        one.partition: reached[one.partition]
+        for one in found.replaced
+        if one.next_offset >= reached[one.partition]
+    }
+    return {one: max(end, given_up.get(one.partition, 0)) for one, end in ends.items()}
+
+
+def _read_again(bucket: Bucket, portions: Sequence[Portion], *, may_be_cut: bool) -> list[PartitionManifest]:
     """
     Return the current manifests of the partitions of *portions*.
 
     Raises:
-        TieringError: The archive of a partition ends before its portions, or is gone.
+        TieringError: The archive of a partition is gone, or ends before its portions and *may_be_cut* is
+            false.
     """
     ends = {one.partition: one.next_offset for one in portions}
     loaded = bucket.run(at_once(list(ends), bucket.manifests.load, count=LOADS_AT_ONCE))
     return [
-        require_reached(one.manifest, partition, end)
+        require_reached(one.manifest, partition, 0 if may_be_cut else end)
         for (partition, end), one in zip(ends.items(), loaded, strict=True)
     ]

@@ -75,6 +75,8 @@ class Work:
     open_sink: SinkOpener
     isolation: Isolation
     fails_on_gap: bool
+    may_be_cut: bool = False
+    """Whether the archive may end before a portion does. The offsets past its end count as lost then."""
 
     def __call__(self, portion: Portion) -> WrittenFiles:
         """
@@ -103,7 +105,7 @@ class Work:
         """
         bucket, partition = self.archive(), portion.partition
         found = bucket.run(bucket.current_manifest(partition))
-        manifest = require_reached(found, partition, portion.next_offset)
+        manifest = require_reached(found, partition, 0 if self.may_be_cut else portion.next_offset)
         wanted = OffsetRange(partition.topic_partition, manifest, portion.from_offset, portion.next_offset)
         rules = ReadingRules(
             COLUMNS, read_committed=self.isolation == "read_committed", skip_corrupt=False, loss=losses

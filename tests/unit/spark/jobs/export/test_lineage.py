@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from tests.fakes.dying_store import Killed
 from tests.support.exports import ArchivedLogs, ParquetDirectory, counted, exported, in_this_process
 from tests.support.iceberg import rows_of_table, running_catalog
 from tests.unit.model.values import PARTITION, remote, stored
+from tieringd.errors import TieringError
 from tieringd.formats.object_keys import topic_key
 from tieringd.model.corrections import with_marks_redated
 from tieringd.model.manifest_parts import Replacement
@@ -102,6 +104,53 @@ async def test_election_after_a_killed_run_is_named_by_the_run_that_ends_its_rou
 
     assert exported(logs, directory.topic()).faults == [REPLACED]
     assert exported(logs, directory.topic()).faults == []
+
+
+@pytest.mark.parametrize("portion_bytes", [300, 1 << 20])
+async def test_killed_run_s_portions_end_where_the_archive_was_cut_back(logs, directory, portion_bytes):
+    """
+    A killed run has begun offsets up to 17, and the archive then ends at 14.
+
+    The run waits for the archive, or gives up what is not there, once, and later runs go on past it.
+    """
+    await logs.fill(3)
+
+    def killed(work, portions):
+        in_this_process(work, portions[:1])
+        raise Killed
+
+    with suppress(Killed):
+        exported(logs, directory.topic(), run=killed, portion_bytes=portion_bytes)
+    await logs.depose(6)
+
+    with pytest.raises(TieringError, match=r"offsets 14 to 17: .* once the archive reaches past them"):
+        exported(logs, directory.topic())
+
+    outcome = exported(logs, directory.topic(), fails_on_gap=False)
+    assert outcome.faults == [REPLACED.replace("11", "17")]
+    assert [(one.from_offset, one.next_offset) for one in outcome.lost] == [(14, 18)]
+    assert (outcome.commits, outcome.reached) == (1, {0: 18})
+    seen = Counter((row["offset"], row["value"]) for row in directory.rows("offset", "value"))
+    assert max(seen.values()) == 1
+    again = exported(logs, directory.topic(), fails_on_gap=False)
+    assert (again.commits, again.faults, again.lost) == (0, [], [])
+    with pytest.raises(TieringError, match="was cut back to the log of another leader"):
+        exported(logs, directory.topic())
+
+
+async def test_killed_run_s_portions_are_written_once_the_archive_reaches_past_them(logs, directory):
+    """The new leader's log has grown past them, so nothing is lost, and no gap has to be allowed."""
+    await logs.fill(2)
+
+    def killed(work, portions):
+        raise Killed
+
+    with suppress(Killed):
+        exported(logs, directory.topic(), run=killed)
+    await logs.depose(6)
+
+    assert exported(logs, directory.topic()).lost == []
+    assert directory.seen().keys() == archived_values(6)
 
 
 async def test_no_clock_has_a_say(logs, directory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -298,6 +299,20 @@ async def test_what_a_killed_run_began_of_a_topic_that_was_created_anew_is_left_
     assert before
     assert directory.seen() == before + again.written()
     again.bucket.close()
+
+
+async def test_topic_that_was_moved_is_a_fault_that_names_the_other_bucket(logs, directory):
+    """The bucket is exported first; after that each run has only the fault to report."""
+    await logs.fill(1)
+    topic = logs.topic().topic.key
+    await logs.services.manifests.change_topic(topic, lambda one: replace(one, moved_to="s3://elsewhere"))
+
+    first, second = (exported(logs, directory.topic()) for _ in range(2))
+
+    assert directory.seen() == logs.written()
+    (fault,) = first.faults
+    assert "was moved to s3://elsewhere" in fault
+    assert (second.commits, second.faults) == (0, [fault])
 
 
 async def test_target_with_files_and_no_state_is_refused(logs, directory):
