@@ -69,11 +69,7 @@ def next_round(
     """
     for partition, end in ends.items():
         if end < state.offsets[partition.partition]:
-            raise TieringError(
-                f"{partition} was exported up to offset {state.offsets[partition.partition] - 1}, but the "
-                f"archive ends at {end - 1}: it was cut back to the log of another leader",
-                hint="The target has records that are no longer in the log; export to another target",
-            )
+            _require_exported(bucket, partition, state.offsets[partition.partition])
     left = {one: end for one, end in ends.items() if state.offsets[one.partition] < end}
     # A partition that was just given a portion has fewer offsets left, so the others have their turn next.
     in_order = sorted(left, key=lambda one: state.offsets[one.partition] - left[one])
@@ -100,6 +96,24 @@ def next_round(
         lost,
         {number: offset for found in rounds for number, offset in found.passed.items()},
     )
+
+
+def _require_exported(bucket: Bucket, partition: TopicIdPartition, next_offset: int) -> None:
+    """
+    Check that the archive still has the offsets up to *next_offset*, exclusive, which were exported.
+
+    The manifest is loaded again. Another run may have begun later than this one, and exported more.
+
+    Raises:
+        TieringError: The archive ends earlier, or has no manifest of *partition* any more.
+    """
+    manifest = require_reached(bucket.run(bucket.manifests.load(partition)).manifest, partition, 0)
+    if manifest.next_offset < next_offset:
+        raise TieringError(
+            f"{partition} was exported up to offset {next_offset - 1}, but the archive ends at "
+            f"{manifest.next_offset - 1}: it was cut back to the log of another leader",
+            hint="The target has records that are no longer in the log; export to another target",
+        )
 
 
 @dataclass(slots=True)

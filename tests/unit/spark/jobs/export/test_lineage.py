@@ -153,6 +153,24 @@ async def test_killed_run_s_portions_are_written_once_the_archive_reaches_past_t
     assert directory.seen().keys() == archived_values(6)
 
 
+async def test_run_that_began_later_and_exported_more_is_no_election(logs, directory):
+    """The other run has seen more of the archive, which still has all that both have exported."""
+    await logs.fill(1)
+    inner = []
+
+    def overtaken(work, portions):
+        written = in_this_process(work, portions)
+        if not inner:
+            logs.bucket.run(logs.fill(1))
+            inner.append(exported(logs, directory.topic()))
+        return written
+
+    outer = exported(logs, directory.topic(), run=overtaken)
+
+    assert (inner[0].reached, outer.reached, outer.faults) == ({0: 12}, {0: 12}, [])
+    assert directory.seen() == logs.written()
+
+
 async def test_no_clock_has_a_say(logs, directory):
     """The clock of the broker's host is years behind that of the export's driver."""
     await logs.fill(2)
