@@ -170,8 +170,8 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
     `begins` of the result has the partitions that are new in this batch.
 
     Raises:
-        DataLossError: A partition that the query reads was deleted, recreated or cut back, and *rule* does
-            not allow that.
+        DataLossError: A partition that the query reads was deleted, recreated or cut back, or its manifest
+            is lost, and *rule* does not allow that.
     """
     ids = archived.topic_ids
     offsets = dict(start.offsets)
@@ -187,8 +187,8 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
             reason = "the topic was deleted and created again; later records of the old topic were not read"
             offsets.pop(partition)
             awaited.pop(partition, None)
-        elif partition not in archived.partitions and partition not in awaited:
-            reason = "the bucket no longer has this partition"
+        elif gone := "" if partition in awaited else _gone(start, partition, archived):
+            reason = gone
         elif manifest is not None and manifest.next_offset < offset and partition not in awaited:
             reason = f"the archive was cut back, and now ends at offset {manifest.next_offset}"
             offsets[partition] = manifest.next_offset
@@ -212,6 +212,18 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
         awaited=awaited,
         replacements=replacements,
     )
+
+
+def _gone(start: StreamOffsets, partition: TopicPartition, archived: SubscribedPartitions) -> str:
+    """Return why nothing is left of a partition that the query has reached; empty if it is there, or new."""
+    if partition not in archived.partitions:
+        return "the bucket no longer has this partition"
+    # A new partition has no manifest either, but is at offset 0. In the first batch, and in a checkpoint of
+    # an earlier release, a later offset may be a start ahead of the archive.
+    was_read = start.offsets[partition] > 0 and start.replacements is not None
+    if partition in archived.unarchived and was_read:
+        return "the bucket has no manifest of this partition any more"
+    return ""
 
 
 def _replaced_after(
@@ -370,8 +382,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Return the end of the next batch; *start* itself if there is nothing to read now.
 
         Raises:
-            DataLossError: A partition that the query reads was deleted, recreated or cut back, and
-                `failOnDataLoss` is set.
+            DataLossError: A partition that the query reads was deleted, recreated or cut back, or its
+                manifest is lost, and `failOnDataLoss` is set.
         """
         archived = self._recent()
         if self._idle is not None and self._idle[0] is archived and self._idle[1] == start:

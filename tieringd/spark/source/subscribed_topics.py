@@ -40,7 +40,7 @@ class SubscribedPartitions:
 
     manifests: Mapping[TopicPartition, PartitionManifest]
     unarchived: frozenset[TopicPartition] = frozenset()
-    """Known partitions of which nothing has been archived yet."""
+    """Known partitions without a manifest: nothing of them has been archived yet, or it is lost."""
 
     @cached_property
     def partitions(self) -> frozenset[TopicPartition]:
@@ -99,6 +99,11 @@ class SubscriptionTopics:
             )
         if not topics:
             log.warning("no archived topic has such a name", subscribePattern=subscription.pattern)
+        if archived.unarchived:
+            log.warning(
+                "partitions have no manifest: it is lost, or was not stored yet",
+                partitions=_names(archived.unarchived),
+            )
         return archived
 
     def current(self) -> SubscribedPartitions:

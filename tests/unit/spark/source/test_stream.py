@@ -297,6 +297,22 @@ def test_topic_that_was_created_again_before_a_batch_was_read(archive):
     assert lenient.steps() == [0, 1]
 
 
+def test_manifest_that_is_lost_is_a_loss(archive, warnings):
+    """A partition that was read and has no manifest any more is no new one; the others are read on."""
+    zero, one = archive.filled(partition=0), archive.filled(partition=1)
+    strict, lenient = Query(archive), Query(archive, failOnDataLoss="false")
+    assert (strict.steps(), lenient.steps()) == ([72], [72])
+    archive.forget(one)
+    zero.closed_segment(b"later")
+    archive.add(zero)
+
+    with pytest.raises(DataLossError, match="offset 36 of orders-1: the bucket has no manifest of this"):
+        strict.step()
+    assert lenient.steps() == [1]
+    (told,) = warnings.of("records are not in the archive")
+    assert (told["partition"], told["base_offset"]) == ("orders-1", 36)
+
+
 def test_latest_offset_is_reported(archive):
     """The latest offset is reported in the Kafka source's form, for the query's progress."""
     archive.filled()

@@ -120,6 +120,23 @@ def test_clusters_that_share_a_bucket_are_told_apart(archive, bucket):
     assert found.topic_ids == {"orders": NEW_ID}
 
 
+def test_partitions_without_a_manifest_are_told(archive, bucket, warnings):
+    """Their manifests may be lost, and nothing of them is read. Only partitions of the subscription count."""
+    writers = [archive.filled("orders", number) for number in range(3)]
+    topics = SubscriptionTopics(bucket, Subscription(topics=("orders",)))
+    topics.existing()
+    assert warnings.events() == []
+    for writer in writers[1:]:
+        archive.forget(writer)
+
+    topics.existing()
+    SubscriptionTopics(bucket, Subscription(assigned=(writers[0].name,))).existing()
+
+    assert warnings.of("partitions have no manifest: it is lost, or was not stored yet") == [
+        {"partitions": "orders-1, orders-2"}
+    ]
+
+
 def test_topic_that_was_moved_is_told(archive, bucket, warnings):
     """Records archived since are in another bucket."""
     writer = archive.filled("orders")
