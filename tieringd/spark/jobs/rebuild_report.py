@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tieringd.archive.rebuild.manifest_writer import ManifestState, PartitionState
-from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.formats.object_keys import TopicKey, data_key, manifest_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.manifest_rebuild import RebuildPlan, StoredSegment
 from tieringd.spark.jobs.report import Report, Table, Value
@@ -51,10 +51,7 @@ class RebuiltPartition:
     def faults(self) -> Iterator[str]:
         """Yield messages on what an operator has to look at."""
         name = self.before.partition
-        if self.error:
-            yield f"{name}: {self.error}"
-        if self.manifest is None and self.before.state is ManifestState.BROKEN:
-            yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to rebuild it"
+        yield from self._faults_of_manifest()
         for fault in self.damaged_records:
             yield f"{name}: the rewriting record of a job cannot be read: {fault}"
         for stored in self.plan.unfinished if self.plan else ():
@@ -92,6 +89,19 @@ class RebuiltPartition:
                     f"{name}: offsets {one.base_offset} to {one.last_offset} are no longer all in the "
                     f"archive: {one.key}: {one.reason}"
                 )
+
+    def _faults_of_manifest(self) -> Iterator[str]:
+        name = self.before.partition
+        if self.error:
+            yield f"{name}: {self.error}"
+        if self.manifest is None and self.before.state is ManifestState.BROKEN:
+            yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to rebuild it"
+        if self.plan is None and self.before.state is ManifestState.DAMAGED:
+            yield (
+                f"{name}: {self.before.detail}. The partition has no data object to rebuild it from. Bring "
+                f"back an older version of {manifest_key(name)}, or move it out of the bucket: the leader's "
+                "daemon then begins the archive with what is in its log"
+            )
 
     def _is_missed(self, one: Unusable) -> bool:
         """Return whether some offsets of an unusable object are in no other object of the manifest."""

@@ -236,6 +236,23 @@ def test_damaged_manifests_are_kept_and_replaced(shelf, life):
     assert scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2).faults == ()
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_damaged_manifest_of_a_partition_without_objects_is_a_fault(shelf, life, is_written):
+    """There is nothing to rebuild it from, and the fault says what an operator can do, in each run."""
+    for key in shelf.data_keys(life):
+        shelf.remove(key)
+    key = manifest_key(life.identified)
+    shelf.write(key, b"damaged")
+
+    reports = [rebuild(shelf, write=is_written) for _ in range(2)]
+
+    for report, document in reports:
+        (fault,) = report.faults
+        assert f"has no data object to rebuild it from. Bring back an older version of {key}" in fault
+        assert outcomes(document) == {("orders", 0): "left alone"}
+    assert shelf.read(key) == b"damaged"
+
+
 def test_topic_manifest_of_another_topic_is_replaced(shelf, life):
     """A topic manifest that was copied from another topic's is a scrub's finding until it is made again."""
     key = shelf.topic_manifest_key(life)
