@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.spark.jobs.report import Table
 from tieringd.spark.jobs.topic_choice import matches, unmatched
 from tieringd.storage.at_once import at_once
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.spark.bucket import Bucket
 
+LEFT_OUT_COLUMNS: Final = ("topic", "partition", "topic_id", "reason")
 LOADS_AT_ONCE: Final = 64
 """Manifests that are loaded at once. A store answers each in some tens of milliseconds."""
 TASK_BYTES: Final = 64 << 20
@@ -42,6 +45,13 @@ def rewriter_of(bucket: Bucket, *, writer_id: str) -> SegmentRewriter:
     return SegmentRewriter(bucket.store, bucket.reader, writer_id=writer_id, work_directory=directory)
 
 
+class _LeftOut(Enum):
+    """Why a partition is left out, and is no fault."""
+
+    NO_MANIFEST = "it has no manifest: it is new, or it is lost, and `tieringd spark rebuild` makes it again"
+    CLOSED = "its archive is closed: it was moved, and continues in another bucket"
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The topics and partitions that a job works on."""
@@ -55,6 +65,13 @@ class Chosen:
     """The partitions of topics that are deleted in their cluster."""
     gone_since: Mapping[TopicIdPartition, GoneSince] = field(default_factory=dict)
     """The times of each partition's retired segments, as its manifest gave them when it was chosen."""
+    left_out: tuple[tuple[TopicIdPartition, str], ...] = ()
+    """The partitions of the topics that are not in `partitions` and are no fault, with the reason."""
+
+    def tables(self) -> tuple[Table, ...]:
+        """Return a table of the partitions that are left out, for the report; none without any."""
+        rows = tuple((one.topic, one.partition, one.topic_id, reason) for one, reason in self.left_out)
+        return (Table("partitions left out", LEFT_OUT_COLUMNS, rows),) if rows else ()
 
     def with_log(self, *, has_broker: bool) -> frozenset[TopicIdPartition]:
         """Return the partitions of which a broker may have a log; none if *has_broker* is false."""
@@ -77,8 +94,8 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
     Return all archived partitions of *topics*, which are names or patterns with `*`, `?` and `[]`.
 
     Every archive with a matching name is chosen: those of each cluster in the bucket, and those of topics
-    that were deleted and created again. Purged archives, and archives that are closed because they moved,
-    are left out.
+    that were deleted and created again. Purged archives are left out. So are archives that are closed
+    because they moved, and partitions without a manifest, which `Chosen.left_out` names.
 
     Raises:
         ObjectNotFound: The bucket holds no topic of one of these names.
@@ -99,12 +116,22 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
         if topic.lifecycle is not Lifecycle.LIVE:
             without_log.update(topic.partitions())
     named = [partition for topic in found for partition in topic.partitions()]
-    for one in await _all_whole(bucket, named, gone_since):
+    left_out: list[tuple[TopicIdPartition, str]] = []
+    for partition, one in zip(named, await _all_whole(bucket, named, gone_since), strict=True):
         if isinstance(one, str):
             faults.append(one)
-        elif one is not None:
+        elif isinstance(one, _LeftOut):
+            left_out.append((partition, one.value))
+        else:
             partitions.append(one)
-    return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log), gone_since)
+    return Chosen(
+        tuple(found),
+        tuple(partitions),
+        tuple(faults),
+        frozenset(without_log),
+        gone_since,
+        tuple(left_out),
+    )
 
 
 async def loaded_again(
@@ -121,7 +148,7 @@ async def loaded_again(
     for partition, one in zip(named, await _all_whole(bucket, named), strict=True):
         if isinstance(one, str):
             faults.append(one)
-        elif one is None:
+        elif isinstance(one, _LeftOut):
             faults.append(f"{partition}: {LEFT_MEANWHILE}")
         else:
             found.append(one)
@@ -132,20 +159,20 @@ async def _all_whole(
     bucket: Bucket,
     partitions: Sequence[TopicIdPartition],
     gone_since: dict[TopicIdPartition, GoneSince] | None = None,
-) -> list[PartitionManifest | str | None]:
+) -> list[PartitionManifest | str | _LeftOut]:
     """
     Return what `_whole` returns for each partition, or a fault of one that cannot be read.
 
     *gone_since* gets what each manifest shows of its retired segments.
     """
 
-    async def whole(partition: TopicIdPartition) -> PartitionManifest | str | None:
+    async def whole(partition: TopicIdPartition) -> PartitionManifest | str | _LeftOut:
         try:
             stored = await bucket.manifests.load(partition)
             manifest = await _whole(bucket, stored)
         except (CorruptDataError, ObjectNotFound) as error:
             return f"{partition}: {error}"
-        if manifest is not None and gone_since is not None:
+        if not isinstance(manifest, _LeftOut) and gone_since is not None:
             gone_since[partition] = GoneSince()
             gone_since[partition].note(stored)
         return manifest
@@ -153,17 +180,19 @@ async def _all_whole(
     return await at_once(partitions, whole, count=LOADS_AT_ONCE)
 
 
-async def _whole(bucket: Bucket, stored: StoredManifest) -> PartitionManifest | None:
+async def _whole(bucket: Bucket, stored: StoredManifest) -> PartitionManifest | _LeftOut:
     """
-    Return a manifest with its spilled segments; None without a manifest, or if the archive is closed.
+    Return a manifest with its spilled segments, or why the partition is left out.
 
     Raises:
         CorruptDataError: A spillover manifest is damaged.
         ObjectNotFound: A spillover manifest is missing.
     """
     manifest = stored.manifest
-    if manifest is None or manifest.is_closed:
-        return None
+    if manifest is None:
+        return _LeftOut.NO_MANIFEST
+    if manifest.is_closed:
+        return _LeftOut.CLOSED
     return await bucket.spillovers.with_history(manifest)
 
 

@@ -189,8 +189,9 @@ def compact(
     if is_dry_run:
         table = Table("partitions", EXPECTED_COLUMNS, tuple(expected))
         mode: dict[str, Value] = {"mode": "dry run: nothing is changed"}
-        return Report("compact", mode | figures, (table,), tuple(outcome.faults))
-    return Report("compact", figures | outcome.figures(), (outcome.table(),), tuple(outcome.faults))
+        return Report("compact", mode | figures, (table, *chosen.tables()), tuple(outcome.faults))
+    tables = (outcome.table(), *chosen.tables())
+    return Report("compact", figures | outcome.figures(), tables, tuple(outcome.faults))
 
 
 def latest_rows(read: DataFrame) -> DataFrame:

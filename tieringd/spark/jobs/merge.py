@@ -152,7 +152,9 @@ def merge(
         "runs": runs,
         "bytes_through_executors": host_bytes,
     }
-    return Report("merge", figures | outcome.figures(), (outcome.table(),), tuple(outcome.faults))
+    return Report(
+        "merge", figures | outcome.figures(), (outcome.table(), *chosen.tables()), tuple(outcome.faults)
+    )
 
 
 def portions(

@@ -106,6 +106,25 @@ async def test_history_is_there_and_what_is_beyond_return_is_not(bucket, archive
     assert [len(one.segments) for one in chosen.partitions] == [3, 3]
 
 
+async def test_partitions_that_are_left_out_are_told(bucket, archive, config):
+    """A missing manifest may be lost, and a closed one goes on in another bucket."""
+    key = TopicKey("cluster", "orders", IDS["orders"])
+    lost, moved = (await archive.manifests.load_topic(key)).partitions()
+    (config.cloud_storage_file_root / manifest_key(lost)).unlink()
+    loaded = await archive.manifests.load(moved)
+    await archive.manifests.commit(loaded, loaded.existing, leader_epoch=CLOSED_EPOCH)
+
+    chosen = bucket.run(chosen_partitions(bucket, ["*"]))
+
+    assert names(chosen) == [("orders-0", "Y"), ("payments-0", "X")]
+    assert chosen.faults == ()
+    assert [(row[1], row[3].split(":")[0]) for table in chosen.tables() for row in table.rows] == [
+        (0, "it has no manifest"),
+        (1, "its archive is closed"),
+    ]
+    assert bucket.run(chosen_partitions(bucket, ["payments"])).tables() == ()
+
+
 async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, config):
     """The partition of a damaged manifest is left as it is, and named."""
     topic = await archive.manifests.load_topic(TopicKey("cluster", "orders", IDS["orders"]))

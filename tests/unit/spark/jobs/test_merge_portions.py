@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.local_spark import LocalSpark
 from tieringd.formats.object_keys import manifest_key
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.chosen import chosen_partitions
-from tieringd.spark.jobs.merge import portions
+from tieringd.spark.jobs.merge import merge, portions
 
 SEGMENTS = 8
 RUN_OFFSETS = 6
@@ -50,6 +51,20 @@ def test_portions_are_all_runs_in_order(bucket, runs_max):
     assert [len(some) for some in found[:-1]] == [runs_max] * (len(found) - 1)
     assert [one for some in found for one in some] == [(part, run) for part in range(2) for run in range(4)]
     assert faults == []
+
+
+def test_report_names_the_partitions_that_are_left_out(shelf, writers):
+    """A partition without a manifest is new, or its manifest is lost: it is no fault, and is named."""
+    assert [one.title for one in merge(LocalSpark(), shelf.config, topics=["orders"]).tables] == [
+        "partitions"
+    ]
+    shelf.remove(manifest_key(writers[1].identified))
+
+    report = merge(LocalSpark(), shelf.config, topics=["orders"])
+
+    assert (report.faults, report.figures["partitions"]) == ((), 1)
+    (row,) = report.tables[-1].rows
+    assert (report.tables[-1].title, row[:2]) == ("partitions left out", ("orders", 1))
 
 
 def test_later_portions_are_planned_of_what_there_is_by_then(shelf, bucket, writers):
