@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 AWAY_AFTER: Final = 3
 """A run ends after this many topics in a row that failed because a store or Spark was unavailable."""
+WITHOUT_MANIFEST: Final = "partitions without a manifest: each is new, or its manifest is lost"
+"""The title of the table of the partitions that no run has exported, and that have no manifest."""
 _COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
 _LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
 _REPLACED_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "leader_epoch")
+_WITHOUT_MANIFEST_COLUMNS: Final = ("topic", "partition")
 _PASSED_OVER_COLUMNS: Final = ("topic", "cluster", "topic_id")
 
 
@@ -152,6 +155,9 @@ def report_of(
     )
     if replaced:
         tables.append(Table("replaced offsets", _REPLACED_COLUMNS, replaced))
+    without_manifest = tuple((one.topic, number) for one in outcomes for number in one.without_manifest)
+    if without_manifest:
+        tables.append(Table(WITHOUT_MANIFEST, _WITHOUT_MANIFEST_COLUMNS, without_manifest))
     if passed_over:
         rows = tuple((key.topic, key.cluster, key.topic_id) for key in passed_over)
         tables.append(Table("earlier topics of the same name, not exported", _PASSED_OVER_COLUMNS, rows))

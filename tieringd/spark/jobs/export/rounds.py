@@ -63,6 +63,8 @@ class TopicOutcome:
     """
     Offsets of which the target may have a deposed leader's records, found by this run or an earlier one.
     """
+    without_manifest: tuple[int, ...] = ()
+    """The partitions of which nothing was exported, and that have no manifest: it may be lost."""
     commits: int = 0
     faults: list[str] = field(default_factory=list)
     error: TieringError | None = None
@@ -82,8 +84,11 @@ class TopicOutcome:
         """
         Note the state of the export. The first *noted_before* of its replaced offsets are known already.
 
-        An exported partition that is not in *archived* is a fault.
+        An exported partition that is not in *archived* is a fault. Any other may be new.
         """
+        self.without_manifest = tuple(
+            number for number, offset in state.offsets.items() if not offset and number not in archived
+        )
         self.reached.update(state.offsets)
         self.replaced = list(state.replaced)
         self.name(state.replaced[noted_before:])

@@ -17,8 +17,8 @@ from tests.support.exports import (
     in_this_process,
 )
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
-from tieringd.formats.object_keys import TopicKey
-from tieringd.spark.jobs.export.job import export, export_each, report_of
+from tieringd.formats.object_keys import TopicKey, manifest_key
+from tieringd.spark.jobs.export.job import WITHOUT_MANIFEST, export, export_each, report_of
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.export.rounds import TopicOutcome
 from tieringd.storage.file import FileStore
@@ -106,6 +106,26 @@ async def test_what_was_committed_before_an_error_is_told(tmp_path, logs):
     directory.bucket.close()
 
 
+async def test_partition_without_a_manifest_is_in_the_report(tmp_path):
+    """The partition is new, or its manifest is lost: that is no fault before anything of it was exported."""
+    logs = ArchivedLogs.made(tmp_path / "source", partitions=2)
+    directory = ParquetDirectory.made(tmp_path / "target")
+    await logs.fill(1)
+    assert [one.title for one in report_of([exported(logs, directory.topic())]).tables] == ["partitions"]
+    lost = logs.config.cloud_storage_file_root / manifest_key(logs.writers[1].identified)
+    lost.unlink()
+    other = ParquetDirectory.made(tmp_path / "other")
+
+    first = report_of([exported(logs, other.topic())])
+    assert (first.faults, first.tables[-1].title) == ((), WITHOUT_MANIFEST)
+    assert first.tables[-1].rows == (("orders", 1),)
+    again = report_of([exported(logs, directory.topic())])
+    assert "no longer has its manifest" in again.faults[0]
+    assert [one.title for one in again.tables] == ["partitions"]
+    for one in (logs, directory, other):
+        one.bucket.close()
+
+
 async def test_topics_of_one_name_that_are_not_exported_are_in_the_report(tmp_path):
     """Topics of one name: the one that was created last is exported, and the report lists the others."""
     config, clock = file_config(tmp_path / "archive"), Clock()
@@ -130,4 +150,4 @@ async def test_topics_of_one_name_that_are_not_exported_are_in_the_report(tmp_pa
     (passed_over,) = [one for one in report.tables if "earlier topics" in one.title]
     assert passed_over.rows == (("orders", "ours", deleted.topic_id), ("orders", "theirs", theirs.topic_id))
     again = export(no_spark, config, topics=["audit"], target=target)
-    assert [one.title for one in again.tables] == ["partitions"]
+    assert [one.title for one in again.tables] == ["partitions", WITHOUT_MANIFEST]
