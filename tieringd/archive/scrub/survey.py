@@ -35,6 +35,9 @@ from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread
 
 PARTITIONS_AT_ONCE: Final = 16
+NEW_OR_LOST: Final = (
+    "it has no manifest: it is new, or the manifest is lost. A scrub that also lists the bucket tells which"
+)
 PREFIXES: Final = tuple("0123456789abcdef")
 """Every key of a partition's object begins with one of these. Each prefix is listed separately."""
 
@@ -133,7 +136,7 @@ class Surveyor:
         Return the bucket's content and the faults of its manifests.
 
         With *with_orphans* the whole bucket is listed. The listing also finds partitions that are in no
-        topic manifest.
+        topic manifest, and lost manifests. Without it, a partition without a manifest is uncertain.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -147,6 +150,9 @@ class Surveyor:
             found = await self._list(survey)
             others = [one for one in dict.fromkeys(found) if one not in set(known)]
             await self._inspect(survey, [one for one in others if not await self._topics.is_leaving(one)])
+        else:
+            lost = (owner for owner in survey.owners if owner.is_manifest_missing and not owner.findings)
+            survey.uncertain |= {owner.partition: NEW_OR_LOST for owner in lost}
         survey.findings = list(await self.confirmed(survey.findings))
         return survey
 

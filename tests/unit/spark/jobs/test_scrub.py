@@ -180,6 +180,22 @@ def test_orphans_need_not_be_searched(shelf):
     assert document["figures"]["segments"] == 4
 
 
+def test_lost_manifest_is_not_passed_over(shelf):
+    """The listing shows that it is lost. A scrub without one names the partition, which may be new."""
+    shelf.fill()
+    shelf.remove(manifest_key(shelf.fill("orders", 1).identified))
+
+    report, document = scrub(shelf, with_orphans=False)
+    assert report.faults == ()
+    (row,) = document["tables"]["not_judged"]
+    assert (row["topic"], row["partition"]) == ("orders", 1)
+    assert "it is new, or the manifest is lost" in row["reason"]
+
+    report, document = scrub(shelf)
+    assert "the manifest is missing, but the bucket has objects" in report.faults[0]
+    assert document["tables"]["not_judged"] == []
+
+
 def test_topics_are_chosen_by_pattern(spilled):
     """Other topics are neither read nor judged. A name or pattern that matches no topic is a mistake."""
     gone = spilled.data_keys(spilled.writers["other-1"])[0]
