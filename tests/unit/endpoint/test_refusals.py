@@ -264,6 +264,27 @@ async def test_request_of_too_many_partitions_is_refused(archive, tmp_path):
         assert await closed(client) == b""
 
 
+@pytest.mark.parametrize(("api_key", "version", "count"), [(1, 12, 100_000), (3, 12, 5_000), (2, 7, 100_000)])
+async def test_request_with_many_tagged_fields_is_refused(archive, tmp_path, api_key, version, count):
+    """The header is not walked over: it has room for two million empty fields."""
+    async with asking(archive, tmp_path / "state") as client:
+        head = struct.pack(">hhih", api_key, version, 1, -1)
+        client.writer.write(framed(head, uvarint(count), b"\x7f\0" * count))
+        end = asyncio.create_task(closed(client))
+        assert await most_calls_in_a_turn(end) < CALLS_IN_A_TURN
+        assert end.result() == b""
+
+
+async def test_message_with_many_tagged_fields_is_refused(archive, tmp_path):
+    """The limit holds for the fields behind the header too."""
+    async with asking(archive, tmp_path / "state") as client:
+        head = struct.pack(">hhih", 3, 12, 1, -1) + b"\0"
+        client.writer.write(framed(head, b"\0\0\0", uvarint(5_000), b"\x7f\0" * 5_000))
+        end = asyncio.create_task(closed(client))
+        assert await most_calls_in_a_turn(end) < CALLS_IN_A_TURN
+        assert end.result() == b""
+
+
 def offsets_of(count, *, time_ms=-1):
     """Return a request for the offsets of *count* partitions of one topic."""
     partitions = b"".join(struct.pack(">iiq", index, -1, time_ms) + b"\0" for index in range(count))

@@ -11,7 +11,7 @@ from tests.fakes.gateway_peers import TopicArchive, closed, running
 from tests.support.archive_endpoints import CALLS_IN_A_TURN, most_calls_in_a_turn
 from tests.support.kafka_messages import framed
 from tests.support.raw_kafka import connected
-from tieringd.formats.kafka_wire.cursor import uvarint
+from tieringd.formats.kafka_wire.cursor import MAX_TAGS, uvarint
 from tieringd.gateway.archive_answers import ListedOffset
 
 
@@ -73,6 +73,34 @@ async def test_request_beyond_the_limit_of_its_kind_ends_its_connection(broker, 
         assert await closed(client) == b""
         assert server.counters.broken_connections == 1
         assert broker.requests.empty()
+
+
+def tags_of(count):
+    return uvarint(count) + b"\x7f\0" * count
+
+
+def fetch_with_tags(count):
+    head = struct.pack(">hhih", 1, 12, 1, -1) + tags_of(count)
+    return framed(head, struct.pack(">iiiibii", -1, 500, 1, 1 << 20, 0, 0, -1), b"\x01\x01\x01\0")
+
+
+async def test_request_with_many_tagged_fields_ends_its_connection(broker):
+    """The header is not walked over: a request of 4 MB has room for two million empty fields in it."""
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        client.writer.write(fetch_with_tags(100_000))
+        end = asyncio.create_task(closed(client))
+        assert await most_calls_in_a_turn(end) < CALLS_IN_A_TURN
+        assert end.result() == b""
+        assert server.counters.broken_connections == 1
+        assert broker.requests.empty()
+
+
+async def test_request_with_a_few_tagged_fields_passes(broker):
+    """A newer client may send fields that the gateway does not know."""
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        client.writer.write(fetch_with_tags(MAX_TAGS))
+        head, _, _ = await broker.next()
+        assert head.api_key == 1
 
 
 async def test_fetch_that_names_too_many_partitions_is_not_read(broker):

@@ -23,6 +23,12 @@ SIZE_BYTES: Final = 4
 """Size of the size field, which precedes every request and response and does not count itself."""
 MAX_STRING_BYTES: Final = 32_767
 """The limit of an int16 length. The compact form allows more, and no client uses that."""
+MAX_TAGS: Final = 64
+"""
+The most fields in one section of tagged fields. Clients and brokers send fewer than ten.
+
+An empty field takes two bytes, so that a message has room for millions of them.
+"""
 _MAX_VARINT_BYTES: Final = 5
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -111,11 +117,22 @@ class Cursor:
         """Read the name or id of a topic, as this version of a message has it."""
         return self.uuid() if by_id else self.text(compact=compact)
 
-    def skip_tags(self) -> None:
-        """Skip a section of tagged fields."""
-        for _ in range(self.uvarint()):
+    def tag_count(self) -> int:
+        """Read how many fields a section of tagged fields has, at most `MAX_TAGS`."""
+        count = self.uvarint()
+        if count > MAX_TAGS:
+            raise ProtocolViolation(
+                f"a message has {count} tagged fields in one place, and at most {MAX_TAGS} are read"
+            )
+        return count
+
+    def skip_tags(self) -> int:
+        """Skip a section of tagged fields. Return how many it has."""
+        count = self.tag_count()
+        for _ in range(count):
             self.uvarint()
             self.skip(self.uvarint())
+        return count
 
 
 def uvarint(value: int) -> bytes:
@@ -208,7 +225,7 @@ class MessageWalk:
         self._step = self._tag_count if self._compact else after
 
     def _tag_count(self, cursor: Cursor) -> int:
-        self._tags = cursor.uvarint()
+        self._tags = cursor.tag_count()
         self._step = self._tag if self._tags else self._after_tags
         return 0
 

@@ -26,6 +26,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, readers
 from kio.serial.errors import DecodeError, SerialError, UnexpectedNull
 
+from tieringd.formats.kafka_wire.cursor import MAX_TAGS
 from tieringd.formats.kafka_wire.request_header import MAX_PARTITIONS
 
 UNREADABLE: Final = (SerialError, ValueError, TypeError, IndexError, OverflowError)
@@ -160,6 +161,8 @@ def _tagged_fields(
     """Read a section of tagged fields. Return the known values by name, and the section's size."""
     values = {}
     count, size = readers.read_unsigned_varint(data, begin)
+    if count > MAX_TAGS:
+        raise DecodeError(f"{count} tagged fields in one place, and at most {MAX_TAGS} are read")
     at = begin + size
     for _ in range(count):
         tag, size = readers.read_unsigned_varint(data, at)
