@@ -11,7 +11,10 @@ from tests.fakes.gateway_peers import TopicArchive, closed, running
 from tests.support.archive_endpoints import CALLS_IN_A_TURN, most_calls_in_a_turn
 from tests.support.kafka_messages import framed
 from tests.support.raw_kafka import connected
-from tieringd.formats.kafka_wire.cursor import MAX_TAGS, uvarint
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire.cursor import MAX_STRING_BYTES, MAX_TAGS, uvarint
+from tieringd.formats.kafka_wire.fetch import remove_session
+from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import ListedOffset
 
 
@@ -101,6 +104,60 @@ async def test_request_with_a_few_tagged_fields_passes(broker):
         client.writer.write(fetch_with_tags(MAX_TAGS))
         head, _, _ = await broker.next()
         assert head.api_key == 1
+
+
+TOPIC = b"\x07" * 16
+TAGGED_PARTITION = bytes(32) + uvarint(MAX_TAGS) + b"\x7f\0" * MAX_TAGS
+
+
+@pytest.mark.parametrize(
+    ("topics", "forgotten"),
+    [
+        (uvarint(60_001) + (TOPIC + b"\x01\0") * 60_000, b"\x01"),
+        (uvarint(2) + TOPIC + uvarint(20_001) + TAGGED_PARTITION * 20_000 + b"\0", b"\x01"),
+        (b"\x01", uvarint(60_001) + (TOPIC + b"\x01\0") * 60_000),
+    ],
+    ids=["topics", "tags", "forgotten topics"],
+)
+def test_fetch_with_many_topics_like_a_replicas_is_refused(topics, forgotten):
+    """The walk that tells whether a replica sends a Fetch has a limit."""
+    head = struct.pack(">hhih", 1, 17, 1, -1) + b"\0" + struct.pack(">iiibii", 500, 1, 1 << 20, 0, 0, -1)
+    frame = framed(head, topics, forgotten, b"\x01\x01\x01\x0d", struct.pack(">iq", 1, 1), b"\0")
+    with pytest.raises(ProtocolViolation, match="more than 50000 partitions"):
+        remove_session(memoryview(frame), RequestHead.read(memoryview(frame)))
+
+
+async def test_fetch_with_many_topics_like_a_replicas_does_not_stop_the_loop(broker):
+    """Such a Fetch reaches the broker, and other clients have their turns beside it."""
+    head = struct.pack(">hhih", 1, 17, 1, -1) + b"\0" + struct.pack(">iiibii", 500, 1, 1 << 20, 0, 0, -1)
+    topics = uvarint(40_001) + (TOPIC + b"\x01\0") * 40_000
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        client.writer.write(framed(head, topics, b"\x01\x01\x01\x01\x0d", struct.pack(">iq", 1, 1), b"\0"))
+        received = asyncio.create_task(broker.next())
+        assert await most_calls_in_a_turn(received) < CALLS_IN_A_TURN
+
+
+async def test_produce_whose_beginning_is_too_long_ends_its_connection(broker):
+    """The beginning of a Produce is read again whenever bytes come, so it has a limit."""
+    begun = struct.pack(">ihhih", 50 << 20, 0, 9, 1, -1) + b"\x01\x7f" + uvarint(10 << 20)
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        client.writer.write(begun + bytes(100_000))
+        assert await closed(client) == b""
+        assert server.counters.broken_connections == 1
+        assert broker.requests.empty()
+
+
+async def test_produce_with_the_longest_names_passes(broker):
+    """A client's and a transaction's name may be as long as the protocol allows."""
+    name = b"n" * MAX_STRING_BYTES
+    head = struct.pack(">hhih", 0, 9, 1, len(name)) + name + b"\0" + uvarint(len(name) + 1) + name
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        frame = framed(head, struct.pack(">hi", 1, 500), b"\x01\0")
+        for begin in range(0, len(frame), 4_000):
+            client.writer.write(frame[begin : begin + 4_000])
+            await client.writer.drain()
+        _, received, _ = await broker.next()
+        assert received == frame
 
 
 async def test_fetch_that_names_too_many_partitions_is_not_read(broker):

@@ -46,6 +46,7 @@ _REPLICA_TAG: Final = 1
 _REPLICA_TAG_FIELD: Final = b"\x01\x0d"
 _REPLICA_TAG_BYTES: Final = 15
 """Size of the tag, its size field, the replica's id and epoch, and an empty section of tagged fields."""
+_TOPIC_ID_BYTES: Final = 16
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 
@@ -75,6 +76,8 @@ _THROTTLE_ROOM_BYTES: Final = 64
 _NOT_THROTTLED: Final = bytes(4)
 _NO_REPLICA: Final = struct.pack(">i", -1)
 _NO_TAGS: Final = b"\x00"
+_MORE_FOLLOWS: Final = 0x80
+"""From this value on, a byte of a varint has another one after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,9 @@ def _is_of_replica(view: memoryview, body: int, version: int) -> bool:
         return False
     cursor = Cursor(view, body)
     _skip_to_topics(cursor, version)
-    _skip_partitions(cursor, version)
-    _skip_forgotten(cursor, version)
+    left = _skip_topics(cursor, _LAYOUTS[version].size, have_tags=True, left=MAX_PARTITIONS)
+    # These are the topics that the replica forgets.
+    _skip_topics(cursor, _INT32.size, have_tags=False, left=left)
     cursor.string(compact=True)
     return _replica_id(cursor) >= 0
 
@@ -168,32 +172,44 @@ def _replica_id(cursor: Cursor) -> int:
     return -1
 
 
-def _skip_partitions(cursor: Cursor, version: int) -> None:
+def _skip_topics(cursor: Cursor, item_bytes: int, *, have_tags: bool, left: int) -> int:
     """
-    Skip the topics of a version with tagged fields.
+    Skip topics with ids, and their partitions of *item_bytes*. Return what remains of *left*.
 
-    Any client may make the gateway do this for a large request, so it is a tight loop.
+    Any client may make the gateway do this for a large request. So it is a tight loop without calls, except
+    for what clients do not send. *left* limits topics, partitions and tagged fields together.
     """
-    size = _LAYOUTS[version].size
-    view = cursor.view
+    view, end = cursor.view, len(cursor.view)
     for _ in range(cursor.length(compact=True)):
-        cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=True)
-        for _ in range(cursor.length(compact=True)):
-            at = cursor.at + size
-            if at < len(view) and not view[at]:
+        at = cursor.at + _TOPIC_ID_BYTES
+        if at < end and 0 < view[at] < _MORE_FOLLOWS:
+            count, cursor.at = view[at] - 1, at + 1
+        else:
+            cursor.skip(_TOPIC_ID_BYTES)
+            count = max(cursor.length(compact=True), 0)
+        left -= 1 + count
+        if left < 0:
+            raise _too_many()
+        if not have_tags:
+            cursor.skip(item_bytes * count)
+        for _ in range(count if have_tags else 0):
+            at = cursor.at + item_bytes
+            if at < end and not view[at]:
                 cursor.at = at + 1
             else:
-                cursor.skip(size)
-                cursor.skip_tags()
-        cursor.skip_tags()
+                cursor.skip(item_bytes)
+                left -= cursor.skip_tags()
+                if left < 0:
+                    raise _too_many()
+        if cursor.at < end and not view[cursor.at]:
+            cursor.at += 1
+        else:
+            left -= cursor.skip_tags()
+    return left
 
 
-def _skip_forgotten(cursor: Cursor, version: int) -> None:
-    compact = is_flexible(1, version)
-    for _ in range(cursor.length(compact=compact)):
-        cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=compact)
-        cursor.skip(4 * max(cursor.length(compact=compact), 0))
-        cursor.skip_tags()
+def _too_many() -> ProtocolViolation:
+    return ProtocolViolation(f"a Fetch request names more than {MAX_PARTITIONS} partitions")
 
 
 def asked_of(view: memoryview, head: RequestHead) -> AskedFetch:
@@ -247,7 +263,7 @@ def _each_partition(
         count = cursor.length(compact=compact)
         left -= max(count, 1)
         if left < 0:
-            raise ProtocolViolation(f"a Fetch request names more than {MAX_PARTITIONS} partitions")
+            raise _too_many()
         for _ in range(count):
             begin = cursor.at
             index, *epoch, offset, partition_bytes = cursor.fixed(layout)

@@ -18,7 +18,13 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, PartitionsWalk
+from tieringd.formats.kafka_wire.cursor import (
+    MAX_STRING_BYTES,
+    SIZE_BYTES,
+    Cursor,
+    IncompleteMessage,
+    PartitionsWalk,
+)
 from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
     InspectedApi,
@@ -41,6 +47,8 @@ MAX_PARTITIONS: Final = 10_000
 """The most partitions, and topics, that a refusal may have to name. No client comes near it."""
 _FIRST_TRANSACTIONS: Final = 3
 _ALL_VERSIONS: Final = range(KNOWN_VERSIONS[InspectedApi.PRODUCE].stop)
+_BEGINNING_BYTES_MAX: Final = 2 * MAX_STRING_BYTES + 1024
+"""Size of two strings, of the fields around them, and of the tagged fields that a newer client may have."""
 
 
 @dataclass(slots=True)
@@ -132,13 +140,22 @@ def acks_of(view: memoryview, head: RequestHead) -> int:
 
     Raises:
         IncompleteMessage: *view* ends before them.
-        ProtocolViolation: The version is newer than the known ones.
+        ProtocolViolation: The version is newer than the known ones, or too many bytes are before them.
     """
     if head.version not in _ALL_VERSIONS:
         raise ProtocolViolation(
             f"a client sent a Produce request of version {head.version}, which was not offered"
         )
-    return _skip_to_topics(Cursor(view, request_body(view, head)), head)
+    # The beginning is read anew with each piece that arrives, so it must not be long.
+    begun = view[:_BEGINNING_BYTES_MAX]
+    try:
+        return _skip_to_topics(Cursor(begun, request_body(begun, head)), head)
+    except IncompleteMessage:
+        if len(begun) < _BEGINNING_BYTES_MAX:
+            raise
+    raise ProtocolViolation(
+        f"a client sent a Produce request with more than {_BEGINNING_BYTES_MAX} bytes before its topics"
+    )
 
 
 def _skip_to_topics(cursor: Cursor, head: RequestHead) -> int:
