@@ -30,7 +30,7 @@ from tieringd.gateway.client_log import ClientLog
 from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
-from tieringd.gateway.read_rates import ReadRates
+from tieringd.gateway.read_rates import HOST, ReadRates
 from tieringd.gateway.reader_records import ReaderRecords
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, ArchivableResponse, ResponseFrames
@@ -532,6 +532,7 @@ class Connection:
 
     async def _answer(self, question: ArchivableResponse) -> None:
         shared = self._shared
+        HOST.set(self._host)
         READER.set(question.pending.reader)
         try:
             found = await answer(

@@ -30,7 +30,7 @@ _HOSTS_KEPT: Final = 1024
 _LEAST_BYTES: Final = 1.0
 """With none a Fetch at the log's end would have enough at once, and its client would ask without pause."""
 HOST: Final[ContextVar[str]] = ContextVar("HOST", default="")
-"""The host of the client whose request is being answered by an archive endpoint."""
+"""The host of the client whose request is being answered."""
 
 
 class ReadRates:

@@ -43,7 +43,9 @@ from tieringd.gateway.archive_answers import (
     listed_in,
 )
 from tieringd.gateway.archive_reads import ArchiveRead, ArchiveReads
+from tieringd.gateway.client_log import OTHERS, ClientLog
 from tieringd.gateway.known_partitions import KnownPartitions, ReadablePartition
+from tieringd.gateway.read_rates import HOST
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import Source
@@ -118,16 +120,15 @@ class _Answer:
             one.close()
 
 
-def _pause_seconds(
-    answer: _Answer, question: FetchQuestion, reads: Mapping[PartitionKey, ArchiveRead]
-) -> float:
+def _pause_seconds(answer: _Answer, question: FetchQuestion) -> float:
     """Return how long after the question an answer may go to the client; 0 where nothing holds it up."""
     if not answer.needs_a_batch or question.due is not None:
         # It has records, or others wait for it.
         return 0.0
     if answer.is_short:
         return question.wait_seconds
-    has_failed = any(read.error is not None for read in reads.values())
+    # Also where the read went well, and the broker's log ends before its records.
+    has_failed = any(one.error_code == TRY_AGAIN.value for one in answer.partitions.values())
     return min(question.wait_seconds, ERROR_PAUSE_SECONDS) if has_failed else 0.0
 
 
@@ -168,6 +169,7 @@ class RemoteAnswers:
         self._in_memory_bytes = 0
         """Bytes of the records in memory of all answers that are not sent yet."""
         self._now = now
+        self._client_log = ClientLog()
         self._on_answer = on_answer
         self._on_topic = on_topic
 
@@ -193,6 +195,7 @@ class RemoteAnswers:
         await self._log_starts.close()
         await self._reads.close()
         await self._partitions.close()
+        self._client_log.close()
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """See `ArchiveAnswers`. Partitions are served in their order, and share the client's limit."""
@@ -208,7 +211,7 @@ class RemoteAnswers:
             if answer.taken:
                 self._on_answer(self._now() - began)
             has_unread = any(not read.is_over for read in reads.values())
-            pause_seconds = began + _pause_seconds(answer, question, reads) - self._now()
+            pause_seconds = began + _pause_seconds(answer, question) - self._now()
             if pause_seconds > 0:
                 for read in reads.values():
                     read.close()
@@ -250,7 +253,7 @@ class RemoteAnswers:
         for key, asked in question.partitions.items():
             read = reads[key]
             if read.error is not None:
-                answer.partitions[key] = _try_again(key, read.error)
+                answer.partitions[key] = self._try_again(key, read.error)
             elif read.found is None and not read.is_over:
                 answer.partitions[key] = NOT_READ_YET
             if read.error is not None or read.found is None or (read.held is None and read.is_over):
@@ -274,7 +277,7 @@ class RemoteAnswers:
             batches, has_room = self._take(answer, read, size_bytes_max, before_offset)
             if batches.size_bytes and batches.next_offset > log_end_offset:
                 batches.close()
-                answer.partitions[key] = _try_again(
+                answer.partitions[key] = self._try_again(
                     key,
                     StorageUnavailable("the broker's log ends before the archive, which is not cut back yet"),
                 )
@@ -295,6 +298,16 @@ class RemoteAnswers:
             goes_on = _next_fetch(read.found, batches, asked.fetch_offset) if has_room else None
             if goes_on is not None:
                 answer.next_fetches[key] = goes_on
+
+    def _try_again(self, key: PartitionKey, error: TieringError) -> PartitionData:
+        # A Fetch that is prepared ahead has no client's address.
+        if self._client_log.admits(HOST.get() or OTHERS):
+            log.warning(
+                "the archive of a partition cannot be read now; the client is told to try again",
+                partition=f"{key[0]}-{key[1]}",
+                reason=str(error),
+            )
+        return PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)
 
     def _take(
         self, answer: _Answer, read: ArchiveRead, size_bytes_max: int, before_offset: float
@@ -481,15 +494,6 @@ def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset
     if batches.data is not None or not 0 <= next_offset <= last_offset:
         return None
     return NextFetch(next_offset, last_offset)
-
-
-def _try_again(key: PartitionKey, error: TieringError) -> PartitionData:
-    log.warning(
-        "the archive of a partition cannot be read now; the client is told to try again",
-        partition=f"{key[0]}-{key[1]}",
-        reason=str(error),
-    )
-    return PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)
 
 
 def _replacement(

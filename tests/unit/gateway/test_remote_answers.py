@@ -41,9 +41,10 @@ from tieringd.gateway.archive_answers import (
     FetchQuestion,
     ListedOffset,
 )
+from tieringd.gateway.client_log import LINES_PER_ADDRESS
 from tieringd.gateway.published_partitions import PublishedPartitions
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
-from tieringd.gateway.remote_answers import RemoteAnswers
+from tieringd.gateway.remote_answers import ERROR_PAUSE_SECONDS, RemoteAnswers
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.metrics.readers import Source
 from tieringd.model.manifest_parts import RecordDeletion
@@ -1203,6 +1204,27 @@ async def test_batch_that_ends_past_the_end_of_the_brokers_log_is_not_served(tmp
         writer.high_watermark = 1
         await asyncio.sleep(2)
         assert await behind.fetch(0) == {0: "try again"}
+
+
+@virtually
+async def test_error_of_a_log_that_ends_before_the_archive_is_held_back(tmp_path, store, writers):
+    """A client that asks again at once gets no more than an answer a second, and fills no log."""
+    writer = writers[0]
+    writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        writer.high_watermark = 1
+        await asyncio.sleep(2)
+        now = asyncio.get_running_loop().time
+        with capture_logs() as events:
+            await behind.fetch(0)
+            began = now()
+            for _ in range(10):
+                assert await behind.fetch_once(0, wait_seconds=5.0) == {0: "try again"}
+        assert now() - began >= 10 * ERROR_PAUSE_SECONDS
+        told = [one for one in events if "reason" in one]
+        assert [one["log_level"] for one in told] == ["warning"] * LINES_PER_ADDRESS
 
 
 @virtually
