@@ -221,6 +221,8 @@ class _Reading:
     """Whether a partition has an error that the client has to act on."""
     has_failed: bool = False
     """Whether a partition has the error to try again."""
+    has_more: bool = False
+    """Whether more is archived behind the records of a partition."""
     waited_for: list[str] = field(default_factory=list)
     topics: list[tuple[str, Source, int]] = field(default_factory=list)
     """Topic, source and bytes of the records of each partition."""
@@ -304,7 +306,9 @@ class FetchAnswers:
                 changed.clear()
                 reading = await self._read(asked, served, access)
                 left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
-                is_enough = reading.size_bytes >= enough or (reading.has_failed and reading.size_bytes)
+                # Waiting brings nothing where a segment or a chunk ends. A broker does not wait there either.
+                ends_early = reading.has_more or reading.has_failed
+                is_enough = reading.size_bytes >= enough or (ends_early and reading.size_bytes)
                 if is_enough or reading.is_refused or left_seconds <= 0:
                     return reading
                 reading.release()
@@ -413,6 +417,7 @@ class FetchAnswers:
             if batches.size_bytes:
                 source = Source.STORE if read.waited_for else Source.CACHE
                 reading.topics.append((read.partition.topic, source, batches.size_bytes))
+                reading.has_more = reading.has_more or batches.next_offset < bounds.next_offset
             reading.size_bytes += batches.size_bytes
             reading.left_bytes -= batches.size_bytes
         else:

@@ -231,6 +231,25 @@ async def test_wait_ends_without_records(writer, archive, tmp_path):
         assert (found.error_code, found.records) == (ErrorCode.none, b"")
 
 
+@pytest.mark.parametrize("limits", [{"min_bytes": 1 << 20}, {"min_bytes": 100, "partition_max_bytes": 1}])
+async def test_records_do_not_wait_where_more_is_archived_behind_them(writer, archive, tmp_path, limits):
+    """Waiting brings nothing to the end of a segment: the next Fetch begins behind it."""
+    for _ in range(3):
+        writer.closed_segment()
+    end = writer.next_offset
+    await archive_topic(writer, archive)
+    async with asking(archive, tmp_path / "state") as client:
+        offset, now = 0, asyncio.get_running_loop().time
+        while offset < end - 3:
+            begun_at = now()
+            found = await fetched(client, "orders", offset, max_wait=LONG, **limits)
+            assert now() - begun_at < 10
+            offset = headers_in(found.records)[-1].next_offset
+        begun_at = now()
+        await fetched(client, "orders", end - 1, min_bytes=1 << 20, max_wait=milliseconds(300))
+        assert now() - begun_at >= 0.29
+
+
 async def test_merged_segment_is_read_by_the_newest_manifest(writer, archive, store, tmp_path):
     """An object that has gone means that the manifest at hand is an old one."""
     writer.closed_segment()
