@@ -32,7 +32,8 @@ from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopic, Se
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.model.partition import TopicIdPartition
-from tieringd.storage.threads import in_steps
+from tieringd.storage.at_once import at_once
+from tieringd.storage.threads import STEP, in_steps
 
 NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN_EPOCH: Final = -1
@@ -41,6 +42,8 @@ _NOT_ASKED: Final = -(2**31)
 _BROKERS: Final = 1
 """The type of this endpoint in DescribeCluster. The other type is a controller."""
 _PATIENCE_SECONDS: Final = 3.0
+_AT_ONCE: Final = 16
+"""How many partitions of one DescribeLogDirs may wait for the store at once."""
 _FIRST_NULL_NAMES: Final = 12
 """The first version of Metadata whose answer may leave out the name of a topic."""
 _MOST_PARTITIONS: Final = 2000
@@ -101,18 +104,22 @@ class ClusterAnswers:
             await self._read_anew()
             found = list((await self._described(module, await self._seen(access), operations)).values())
         else:
-            asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
-            served = [self._asked_for(*one) for one in asked]
-            denied = [_is_denied(access, name, one) for (_, name), one in zip(asked, served, strict=True)]
-            judged = zip(served, denied, strict=True)
-            allowed = [one for one, is_denied in judged if one is not None and not is_denied]
+            # A topic that is named twice is described once: many names of a large one are a larger answer.
+            topics = in_steps(request.topics)
+            asked = {(getattr(one, "topic_id", None), one.name): None async for one in topics}
+            judged = [
+                (one, served, _is_denied(access, one[1], served))
+                async for one in in_steps(asked)
+                for served in [self._asked_for(*one)]
+            ]
+            allowed = [one for _, one, is_denied in judged if one is not None and not is_denied]
             await self._read(allowed)
             described = await self._described(module, allowed, operations)
             found = [
                 _unknown(module, *asked_for, version, is_denied=is_denied)
                 if one is None or is_denied
                 else described[one.name]
-                for asked_for, one, is_denied in zip(asked, served, denied, strict=True)
+                async for asked_for, one, is_denied in in_steps(judged)
             ]
         cluster_operations = getattr(request, "include_cluster_authorized_operations", False)
         return made(
@@ -175,7 +182,7 @@ class ClusterAnswers:
             begin = (request.cursor.topic_name, request.cursor.partition_index)
         left = min(max(request.response_partition_limit, 1), _MOST_PARTITIONS)
         found, following = [], None
-        for name in (name for name in names if name >= begin[0]):
+        async for name in in_steps(name for name in names if name >= begin[0]):
             topic = self._topics.by_name(name)
             first = begin[1] if name == begin[0] else 0
             if left <= 0:
@@ -352,10 +359,11 @@ class DescriptionAnswers:
         """Return the settings of topics. This node has no settings to show."""
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_CONFIGS, version)
+        resources = {one: None async for one in in_steps(request.resources)}
         return made(
             module.DescribeConfigsResponse,
             throttle_time=NO_DELAY,
-            results=tuple(self._resource(module, one, access) for one in request.resources),
+            results=tuple([self._resource(module, one, access) async for one in in_steps(resources)]),
         )
 
     async def log_dirs(self, version: int, request: Any, access: Access) -> Any:
@@ -366,30 +374,36 @@ class DescriptionAnswers:
             denied = ErrorCode.cluster_authorization_failed
             return made(module.DescribeLogDirsResponse, throttle_time=NO_DELAY, error_code=denied, results=())
         await self._topics.ensure_fresh()
-        wanted: list[tuple[ServedTopic, Sequence[int]]] = []
+        # A partition that is named twice is measured and told once.
+        wanted: dict[str, tuple[ServedTopic, dict[int, None]]] = {}
         if request.topics is None:
-            wanted = [(one, range(one.partition_count)) for one in self._topics.all()]
+            named = [(one, range(one.partition_count)) for one in self._topics.all()]
         else:
-            for asked in request.topics:
-                topic = self._topics.by_name(asked.topic)
-                if topic is not None:
-                    wanted.append((topic, asked.partitions))
-        sizes = await self._sizes((topic, number) for topic, numbers in wanted for number in numbers)
-        topics = tuple(
-            module.DescribeLogDirsTopic(
-                name=topic.name,
-                partitions=tuple(
+            named = [
+                (topic, one.partitions)
+                async for one in in_steps(request.topics)
+                if (topic := self._topics.by_name(one.topic)) is not None
+            ]
+        async for topic, numbers in in_steps(named):
+            wanted.setdefault(topic.name, (topic, {}))[1].update(dict.fromkeys(numbers))
+        every = [(topic, number) for topic, numbers in wanted.values() for number in numbers]
+        sizes = await self._sizes(every)
+        answers: dict[str, list[Any]] = {name: [] for name in wanted}
+        async for topic, number in in_steps(every):
+            if (topic.name, number) in sizes:
+                answers[topic.name].append(
                     module.DescribeLogDirsPartition(
                         partition_index=number,
                         partition_size=sizes[topic.name, number],
                         offset_lag=0,
                         is_future_key=False,
                     )
-                    for number in numbers
-                    if (topic.name, number) in sizes
-                ),
-            )
-            for topic, numbers in wanted
+                )
+        topics = tuple(
+            [
+                module.DescribeLogDirsTopic(name=name, partitions=tuple(found))
+                async for name, found in in_steps(answers.items())
+            ]
         )
         directory = made(
             module.DescribeLogDirsResult,
@@ -414,12 +428,16 @@ class DescriptionAnswers:
             with suppress(TieringError):
                 sizes[partition.topic, partition.partition] = await self._partitions.size_bytes(partition)
 
+        served = [
+            found
+            async for topic, number in in_steps(wanted)
+            if (found := topic.partition(number)) is not None
+        ]
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.answer_timeout_seconds), asyncio.TaskGroup() as tasks:
-                for topic, number in wanted:
-                    partition = topic.partition(number)
-                    if partition is not None:
-                        tasks.create_task(measure(partition))
+            async with asyncio.timeout(self._settings.answer_timeout_seconds):
+                # Those whose manifests are known are measured without a wait, so that they are few in a turn.
+                async for begin in in_steps(range(0, len(served), STEP), step=1):
+                    await at_once(served[begin : begin + STEP], measure, count=_AT_ONCE)
         return sizes
 
     def _node_names(self) -> set[str]:

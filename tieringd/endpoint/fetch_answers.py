@@ -56,7 +56,7 @@ from tieringd.reading.partition_reader import (
     unfinished_reads,
 )
 from tieringd.storage.single_flight import SingleFlight
-from tieringd.storage.threads import in_steps, in_thread_if_large
+from tieringd.storage.threads import STEP, in_steps, in_thread_if_large
 
 log = structlog.get_logger(__name__)
 
@@ -282,10 +282,12 @@ class FetchAnswers:
         for one in reading.topics:
             self._on_topic(*one)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
-        for (topic, number), answer in reading.answers.items():
-            topics.setdefault(topic, {})[number] = answer
         try:
-            response = composed(head.correlation_id, head.version, topics)
+            async for (topic, number), answer in in_steps(reading.answers.items()):
+                topics.setdefault(topic, {})[number] = answer
+            response = await in_thread_if_large(
+                len(frame), composed, head.correlation_id, head.version, topics
+            )
         except BaseException:
             reading.release()
             raise
@@ -298,7 +300,9 @@ class FetchAnswers:
         deadline = loop.time() + wait_seconds
         enough = min(asked.min_bytes, self._bytes_max())
         served = [
-            found for topic, number in asked.partitions if (found := self._partition(topic, number, access))
+            found
+            async for topic, number in in_steps(asked.partitions)
+            if (found := self._partition(topic, number, access))
         ]
         with self._partitions.watching(served) as changed:
             while True:
@@ -339,7 +343,8 @@ class FetchAnswers:
         due_at = begun_at + _SLOW_SECONDS
         try:
             items = list(asked.partitions.items())
-            async for begin in in_steps(range(0, len(items), PARTITIONS_AT_ONCE)):
+            begins = range(0, len(items), PARTITIONS_AT_ONCE)
+            async for begin in in_steps(begins, step=STEP // PARTITIONS_AT_ONCE):
                 known: list[tuple[PartitionKey, AskedPartition, TopicIdPartition]] = []
                 for key, wanted in items[begin : begin + PARTITIONS_AT_ONCE]:
                     served = self._partition(*key, access)

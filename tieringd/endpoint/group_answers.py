@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -57,7 +57,7 @@ from tieringd.policies.group_offsets import (
     offset_of,
     without_offsets,
 )
-from tieringd.storage.threads import in_thread_if_large
+from tieringd.storage.threads import in_steps, in_thread_if_large
 
 _GROUP: Final = 0
 """The coordinator type of groups. The other types are for transactions and share groups."""
@@ -67,6 +67,8 @@ _PARTITION_BYTES: Final = 64
 _NO_ID: Final = UUID(int=0)
 _NAME_MAX: Final = 255
 """Characters of a member's, an instance's or a client's name."""
+_PROTOCOLS_MAX: Final = 64
+"""Protocols of a member: its assignors. Clients have a few."""
 _BATCH_JOINS_FROM: Final = 4
 """The first version of JoinGroup in which a new member asks for an id before it joins."""
 _SKIPS_FROM: Final = 9
@@ -132,9 +134,8 @@ class GroupAnswers:
             }
 
         if hasattr(request, "coordinator_keys"):
-            coordinators = tuple(
-                module.Coordinator(key=key, **found(key)) for key in request.coordinator_keys
-            )
+            keys = in_steps(dict.fromkeys(request.coordinator_keys))
+            coordinators = tuple([module.Coordinator(key=key, **found(key)) async for key in keys])
             return made(module.FindCoordinatorResponse, throttle_time=NO_DELAY, coordinators=coordinators)
         return made(module.FindCoordinatorResponse, throttle_time=NO_DELAY, **found(request.key))
 
@@ -167,9 +168,11 @@ class GroupAnswers:
             )
 
         error = group_fault(access, group_id, Operation.READ)
-        if error is GroupError.NONE and any(
-            len(name or "") > _NAME_MAX for name in (member_id, instance_id, client.client_id)
-        ):
+        names = (member_id, instance_id, client.client_id)
+        is_strange = len(request.protocols) > _PROTOCOLS_MAX or any(
+            len(name or "") > _NAME_MAX for name in names
+        )
+        if error is GroupError.NONE and is_strange:
             error = GroupError.INVALID_REQUEST
         if error is not GroupError.NONE:
             return answered(JoinAnswer(error), member_id)
@@ -289,10 +292,12 @@ class GroupAnswers:
             throttle_time=NO_DELAY,
             error_code=ErrorCode(error),
             members=tuple(
-                module.MemberResponse(
-                    member_id=member_id, group_instance_id=instance_id, error_code=ErrorCode(each)
-                )
-                for (member_id, instance_id), each in zip(members, errors, strict=False)
+                [
+                    module.MemberResponse(
+                        member_id=member_id, group_instance_id=instance_id, error_code=ErrorCode(each)
+                    )
+                    async for (member_id, instance_id), each in in_steps(zip(members, errors, strict=False))
+                ]
             )
             if hasattr(module, "MemberResponse")
             else (),
@@ -303,7 +308,7 @@ class GroupAnswers:
         arrived = self._coordinator.arrival(request.group_id, request.member_id)
         await self._topics.ensure_fresh()
         error = group_fault(access, request.group_id, Operation.READ)
-        size_bytes = _PARTITION_BYTES * sum(len(one.partitions) for one in request.topics)
+        size_bytes = _entry_bytes([one.partitions for one in request.topics])
         offsets, refused = await in_thread_if_large(
             size_bytes, self._offsets_in, request, access, self._coordinator.now_ms()
         )
@@ -407,7 +412,9 @@ class GroupAnswers:
         module: Any = response_module(ApiKey.OFFSET_FETCH, version)
         if hasattr(request, "groups"):
             groups = []
-            for asked in request.groups:
+            # A group that is named twice is read and told once.
+            named = {one.group_id: one for one in reversed(request.groups)}
+            async for asked in in_steps(reversed(named.values())):
                 group, error = await self._read_offsets(asked.group_id, asked, access)
                 if error is GroupError.NONE:
                     error = _fault_of_epoch(group, asked)
@@ -440,8 +447,8 @@ class GroupAnswers:
         """Read a group, and the topics anew if it has offsets of some that this endpoint does not know."""
         group, error = await self._read(group_id, access, Operation.DESCRIBE)
         names = {topic.name for topic in group.offsets}
-        if asked.topics is not None:
-            names &= {self._asked_name(one) for one in asked.topics}
+        if names and asked.topics is not None:
+            names &= {self._asked_name(one) async for one in in_steps(asked.topics)}
         served = {name: self._topics.by_name(name) for name in names}
         known = ((name, None if one is None else one.manifest.key.topic_id) for name, one in served.items())
         if error is GroupError.NONE and knows_otherwise(group, known):
@@ -460,9 +467,8 @@ class GroupAnswers:
         access: Access,
         error: GroupError = GroupError.NONE,
     ) -> tuple[Any, ...]:
-        count = sum(len(one.partition_indexes) for one in asked.topics or ())
-        count += sum(map(len, group.offsets.values()))
-        size_bytes = _PARTITION_BYTES * count
+        size_bytes = _entry_bytes([one.partition_indexes for one in asked.topics or ()])
+        size_bytes += _entry_bytes(group.offsets.values())
         return await in_thread_if_large(size_bytes, self._offsets, version, group, asked, access, error)
 
     def _offsets(
@@ -531,7 +537,7 @@ class GroupAnswers:
         error = group_fault(access, request.group_id, Operation.DELETE)
         removed = {
             each.name: {one.partition_index for one in each.partitions}
-            for each in request.topics
+            async for each in in_steps(request.topics)
             if access.may(Operation.READ, each.name)
         }
 
@@ -550,23 +556,26 @@ class GroupAnswers:
                 error = error_of(fault)
         is_of_topics = error is GroupError.GROUP_SUBSCRIBED_TO_TOPIC
         answered = error in {GroupError.NONE, GroupError.GROUP_SUBSCRIBED_TO_TOPIC}
+        asked = request.topics if answered else ()
+        answers: list[list[Any]] = [[] for _ in asked]
+        every = [(at, each.name, one) for at, each in enumerate(asked) for one in each.partitions]
+        async for at, name, one in in_steps(every):
+            answers[at].append(
+                module.OffsetDeleteResponsePartition(
+                    partition_index=one.partition_index,
+                    error_code=ErrorCode.topic_authorization_failed
+                    if name not in removed
+                    else ErrorCode(error if is_of_topics else 0),
+                )
+            )
         return module.OffsetDeleteResponse(
             error_code=ErrorCode.none if answered else ErrorCode(error),
             throttle_time=NO_DELAY,
             topics=tuple(
-                module.OffsetDeleteResponseTopic(
-                    name=each.name,
-                    partitions=tuple(
-                        module.OffsetDeleteResponsePartition(
-                            partition_index=one.partition_index,
-                            error_code=ErrorCode.topic_authorization_failed
-                            if each.name not in removed
-                            else ErrorCode(error if is_of_topics else 0),
-                        )
-                        for one in each.partitions
-                    ),
-                )
-                for each in (request.topics if answered else ())
+                [
+                    module.OffsetDeleteResponseTopic(name=each.name, partitions=tuple(answers[at]))
+                    async for at, each in in_steps(enumerate(asked))
+                ]
             ),
         )
 
@@ -575,7 +584,8 @@ class GroupAnswers:
         module: Any = response_module(ApiKey.DESCRIBE_GROUPS, version)
         is_asked = getattr(request, "include_authorized_operations", False)
         groups = []
-        for group_id in request.groups:
+        # A group that is named twice is read and described once.
+        async for group_id in in_steps(dict.fromkeys(request.groups)):
             group, error = await self._read(group_id, access, Operation.DESCRIBE)
             # Groups of the newer protocol are described by another request.
             is_missing = error is GroupError.NONE and (not group.exists or group.is_newer)
@@ -644,7 +654,7 @@ class GroupAnswers:
         """Delete groups without members."""
         module: Any = response_module(ApiKey.DELETE_GROUPS, version)
         results = []
-        for group_id in request.groups_names:
+        async for group_id in in_steps(dict.fromkeys(request.groups_names)):
             error = group_fault(access, group_id, Operation.DELETE)
             if error is GroupError.NONE:
                 try:
@@ -700,6 +710,11 @@ def _commit_answer(
             for at, topic in enumerate(request.topics)
         ),
     )
+
+
+def _entry_bytes(topics: Collection[Collection[Any]]) -> int:
+    """Return about how many bytes *topics* and their partitions take in a request."""
+    return _PARTITION_BYTES * (len(topics) + sum(map(len, topics)))
 
 
 def _id_in(asked: Any) -> UUID | None:

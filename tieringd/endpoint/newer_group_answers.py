@@ -35,6 +35,7 @@ from tieringd.model.consumer_group import (
 )
 from tieringd.policies.consumer_protocol import LEAVES, ConsumerHeartbeat, HeartbeatReply, is_settled
 from tieringd.policies.group_membership import GroupError
+from tieringd.storage.threads import in_steps
 
 NOT_ASKED: Final = -(2**31)
 """In place of allowed operations that were not asked for."""
@@ -159,7 +160,8 @@ class NewerGroupAnswers:
         """Return members, with what they have and what they are to have."""
         module: Any = response_module(ApiKey.CONSUMER_GROUP_DESCRIBE, version)
         described = []
-        for group_id in request.group_ids:
+        # A group that is named twice is read and described once.
+        async for group_id in in_steps(dict.fromkeys(request.group_ids)):
             error, text = group_fault(access, group_id, Operation.DESCRIBE), None
             group = ConsumerGroup(group_id)
             if error is GroupError.NONE:

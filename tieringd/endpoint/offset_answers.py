@@ -72,49 +72,44 @@ class OffsetAnswers:
     async def list_offsets(self, version: int, request: Any, access: Access) -> Any:
         """Return an offset for each partition's timestamp."""
         module: Any = response_module(ApiKey.LIST_OFFSETS, version)
-        asked_for = [
-            (topic.name, one.partition_index)
-            for topic in request.topics
-            if access.may(Operation.DESCRIBE, topic.name)
-            for one in topic.partitions
-        ]
-        deadline = await self._ensure_fresh(asked_for)
-        looked_up = await self._looked_up(request, access, deadline=deadline)
-        topics = []
-        for topic in request.topics:
-            is_allowed = access.may(Operation.DESCRIBE, topic.name)
-            answers = []
-            async for asked in in_steps(topic.partitions):
-                error, found = ErrorCode.topic_authorization_failed, _NOTHING
-                wanted = (topic.name, asked.partition_index, int(asked.timestamp))
-                if wanted in looked_up:
-                    error, found = looked_up[wanted]
-                elif is_allowed:
-                    error, found = await self._listed(wanted, deadline=deadline)
-                answers.append(
-                    made(
-                        module.ListOffsetsPartitionResponse,
-                        partition_index=asked.partition_index,
-                        error_code=error,
-                        timestamp=found.timestamp_ms,
-                        offset=found.offset,
-                        leader_epoch=found.leader_epoch,
-                    )
+        allowed = {one.name async for one in in_steps(request.topics) if _is_allowed(access, one.name)}
+        every = [(at, topic.name, one) for at, topic in enumerate(request.topics) for one in topic.partitions]
+        deadline = await self._ensure_fresh(
+            (name, one.partition_index) for _, name, one in every if name in allowed
+        )
+        looked_up = await self._looked_up(
+            ((name, one.partition_index, int(one.timestamp)) for _, name, one in every if name in allowed),
+            deadline=deadline,
+        )
+        answers: list[list[Any]] = [[] for _ in request.topics]
+        async for at, name, asked in in_steps(every):
+            error, found = ErrorCode.topic_authorization_failed, _NOTHING
+            wanted = (name, asked.partition_index, int(asked.timestamp))
+            if wanted in looked_up:
+                error, found = looked_up[wanted]
+            elif name in allowed:
+                error, found = await self._listed(wanted, deadline=deadline)
+            answers[at].append(
+                made(
+                    module.ListOffsetsPartitionResponse,
+                    partition_index=asked.partition_index,
+                    error_code=error,
+                    timestamp=found.timestamp_ms,
+                    offset=found.offset,
+                    leader_epoch=found.leader_epoch,
                 )
-            topics.append(module.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
+            )
+        topics = [
+            module.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(found))
+            async for topic, found in in_steps(zip(request.topics, answers, strict=True))
+        ]
         return made(module.ListOffsetsResponse, throttle_time=NO_DELAY, topics=tuple(topics))
 
     async def _looked_up(
-        self, request: Any, access: Access, *, deadline: float
+        self, asked_for: Iterable[_Wanted], *, deadline: float
     ) -> Mapping[_Wanted, tuple[ErrorCode, ListedOffset]]:
         """Return the offsets of times, several of which are looked up in the store at once."""
-        wanted = {
-            (topic.name, one.partition_index, timestamp)
-            for topic in request.topics
-            if access.may(Operation.DESCRIBE, topic.name)
-            for one in topic.partitions
-            if (timestamp := int(one.timestamp)) >= 0 or timestamp == MAX_TIMESTAMP
-        }
+        wanted = {one: None async for one in in_steps(asked_for) if one[2] >= 0 or one[2] == MAX_TIMESTAMP}
         asked = [one async for one in in_steps(wanted) if self._partition(*one[:2]) is not None]
         found = await at_once(asked, partial(self._listed, deadline=deadline), count=_AT_ONCE)
         return dict(zip(asked, found, strict=True))
@@ -123,32 +118,32 @@ class OffsetAnswers:
         """Return where each leader epoch ends."""
         module: Any = response_module(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
         wanted: dict[TopicIdPartition, int] = {}
-        for topic in request.topics:
-            if not access.may(Operation.DESCRIBE, topic.topic):
-                continue
-            async for one in in_steps(topic.partitions):
-                if (found := self._partition(topic.topic, one.partition)) is not None:
-                    wanted[found] = max(one.leader_epoch, wanted.get(found, one.leader_epoch))
+        allowed = {one.topic async for one in in_steps(request.topics) if _is_allowed(access, one.topic)}
+        every = [
+            (at, topic.topic, one) for at, topic in enumerate(request.topics) for one in topic.partitions
+        ]
+        async for _, name, one in in_steps(every):
+            if name in allowed and (found := self._partition(name, one.partition)) is not None:
+                wanted[found] = max(one.leader_epoch, wanted.get(found, one.leader_epoch))
         manifests = await self._past_epochs(wanted)
-        topics = []
-        for topic in request.topics:
-            is_allowed = access.may(Operation.DESCRIBE, topic.topic)
-            answers = []
-            async for asked in in_steps(topic.partitions):
-                error, end = ErrorCode.topic_authorization_failed, None
-                if is_allowed:
-                    partition = self._partition(topic.topic, asked.partition)
-                    error, end = _epoch_end(partition, asked.leader_epoch, manifests)
-                leader_epoch, end_offset = end or (-1, -1)
-                answers.append(
-                    module.EpochEndOffset(
-                        partition=asked.partition,
-                        error_code=error,
-                        leader_epoch=leader_epoch,
-                        end_offset=end_offset,
-                    )
+        answers: list[list[Any]] = [[] for _ in request.topics]
+        async for at, name, asked in in_steps(every):
+            error, end = ErrorCode.topic_authorization_failed, None
+            if name in allowed:
+                error, end = _epoch_end(self._partition(name, asked.partition), asked.leader_epoch, manifests)
+            leader_epoch, end_offset = end or (-1, -1)
+            answers[at].append(
+                module.EpochEndOffset(
+                    partition=asked.partition,
+                    error_code=error,
+                    leader_epoch=leader_epoch,
+                    end_offset=end_offset,
                 )
-            topics.append(module.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
+            )
+        topics = [
+            module.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(ends))
+            async for topic, ends in in_steps(zip(request.topics, answers, strict=True))
+        ]
         return module.OffsetForLeaderEpochResponse(throttle_time=NO_DELAY, topics=tuple(topics))
 
     async def _past_epochs(
@@ -219,6 +214,10 @@ class OffsetAnswers:
         if timestamp == EARLIEST:
             return listed_in(archives[0], archives[0].start_offset)
         return await listed_at(self._records, archives, timestamp) or _NOTHING
+
+
+def _is_allowed(access: Access, topic: str) -> bool:
+    return access.may(Operation.DESCRIBE, topic)
 
 
 def _epoch_end(

@@ -9,6 +9,7 @@ endpoint names itself the coordinator, and refuses the group's requests.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -18,6 +19,7 @@ from tieringd.endpoint.cluster_answers import NO_DELAY
 from tieringd.endpoint.endpoint_settings import NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
+from tieringd.storage.threads import in_steps
 
 READ_ONLY: Final = "This endpoint serves an archive without a broker: it is read-only"
 _GROUP: Final = 0
@@ -42,24 +44,28 @@ class Refusals:
                 "a client wrote without acknowledgement, but an archive without a broker is read-only"
             )
         module: Any = response_module(ApiKey.PRODUCE, version)
-        topics = tuple(
-            made(
-                module.TopicProduceResponse,
-                name=getattr(topic, "name", None),
-                topic_id=getattr(topic, "topic_id", None),
-                partition_responses=tuple(
-                    made(
-                        module.PartitionProduceResponse,
-                        index=partition.index,
-                        error_code=ErrorCode.policy_violation,
-                        base_offset=-1,
-                        record_errors=(),
-                        error_message=READ_ONLY,
-                    )
-                    for partition in topic.partition_data
-                ),
+        answers: list[list[Any]] = [[] for _ in request.topic_data]
+        async for at, partition in _in_steps([one.partition_data for one in request.topic_data]):
+            answers[at].append(
+                made(
+                    module.PartitionProduceResponse,
+                    index=partition.index,
+                    error_code=ErrorCode.policy_violation,
+                    base_offset=-1,
+                    record_errors=(),
+                    error_message=READ_ONLY,
+                )
             )
-            for topic in request.topic_data
+        topics = tuple(
+            [
+                made(
+                    module.TopicProduceResponse,
+                    name=getattr(topic, "name", None),
+                    topic_id=getattr(topic, "topic_id", None),
+                    partition_responses=tuple(answers[at]),
+                )
+                async for at, topic in in_steps(enumerate(request.topic_data))
+            ]
         )
         return made(module.ProduceResponse, responses=topics, throttle_time=NO_DELAY)
 
@@ -100,9 +106,8 @@ class Refusals:
                 "error_code": ErrorCode.transactional_id_authorization_failed,
                 "error_message": READ_ONLY,
             }
-        coordinators = tuple(
-            module.Coordinator(key=key, **found) for key in getattr(request, "coordinator_keys", ())
-        )
+        keys = in_steps(dict.fromkeys(getattr(request, "coordinator_keys", ())))
+        coordinators = tuple([module.Coordinator(key=key, **found) async for key in keys])
         return made(
             module.FindCoordinatorResponse, throttle_time=NO_DELAY, coordinators=coordinators, **found
         )
@@ -126,20 +131,24 @@ class Refusals:
     async def offset_commit(self, version: int, request: Any, _access: Access) -> Any:
         """Refuse every offset."""
         module: Any = response_module(ApiKey.OFFSET_COMMIT, version)
-        topics = tuple(
-            made(
-                module.OffsetCommitResponseTopic,
-                name=getattr(topic, "name", None),
-                topic_id=getattr(topic, "topic_id", None),
-                partitions=tuple(
-                    module.OffsetCommitResponsePartition(
-                        partition_index=one.partition_index,
-                        error_code=ErrorCode.group_authorization_failed,
-                    )
-                    for one in topic.partitions
-                ),
+        answers: list[list[Any]] = [[] for _ in request.topics]
+        async for at, one in _in_steps([one.partitions for one in request.topics]):
+            answers[at].append(
+                module.OffsetCommitResponsePartition(
+                    partition_index=one.partition_index,
+                    error_code=ErrorCode.group_authorization_failed,
+                )
             )
-            for topic in request.topics
+        topics = tuple(
+            [
+                made(
+                    module.OffsetCommitResponseTopic,
+                    name=getattr(topic, "name", None),
+                    topic_id=getattr(topic, "topic_id", None),
+                    partitions=tuple(answers[at]),
+                )
+                async for at, topic in in_steps(enumerate(request.topics))
+            ]
         )
         return made(module.OffsetCommitResponse, throttle_time=NO_DELAY, topics=topics)
 
@@ -148,26 +157,36 @@ class Refusals:
         module: Any = response_module(ApiKey.OFFSET_FETCH, version)
         error = ErrorCode.group_authorization_failed
         if hasattr(request, "groups"):
+            named = in_steps(dict.fromkeys([one.group_id for one in request.groups]))
             groups = tuple(
-                module.OffsetFetchResponseGroup(group_id=one.group_id, topics=(), error_code=error)
-                for one in request.groups
+                [
+                    module.OffsetFetchResponseGroup(group_id=one, topics=(), error_code=error)
+                    async for one in named
+                ]
             )
             return made(module.OffsetFetchResponse, throttle_time=NO_DELAY, groups=groups)
-        topics = tuple(
-            module.OffsetFetchResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    made(
-                        module.OffsetFetchResponsePartition,
-                        partition_index=number,
-                        committed_offset=-1,
-                        committed_leader_epoch=-1,
-                        metadata="",
-                        error_code=error,
-                    )
-                    for number in topic.partition_indexes
-                ),
+        asked = request.topics or ()
+        answers: list[list[Any]] = [[] for _ in asked]
+        async for at, number in _in_steps([one.partition_indexes for one in asked]):
+            answers[at].append(
+                made(
+                    module.OffsetFetchResponsePartition,
+                    partition_index=number,
+                    committed_offset=-1,
+                    committed_leader_epoch=-1,
+                    metadata="",
+                    error_code=error,
+                )
             )
-            for topic in request.topics or ()
+        topics = tuple(
+            [
+                module.OffsetFetchResponseTopic(name=topic.name, partitions=tuple(answers[at]))
+                async for at, topic in in_steps(enumerate(asked))
+            ]
         )
         return made(module.OffsetFetchResponse, throttle_time=NO_DELAY, topics=topics, error_code=error)
+
+
+def _in_steps(topics: Iterable[Iterable[Any]]) -> AsyncIterator[tuple[int, Any]]:
+    """Yield the partitions of all *topics* in steps, each with its topic's place."""
+    return in_steps((at, one) for at, partitions in enumerate(topics) for one in partitions)

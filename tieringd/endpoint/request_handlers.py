@@ -34,6 +34,12 @@ _LARGE_RESPONSES: Final = frozenset(
     {ApiKey.METADATA, ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_TOPIC_PARTITIONS}
 )
 """A small request may have a response with all partitions of the archive."""
+_ENTRY_FACTOR: Final = 4
+"""
+How much heavier a request may be than its bytes are elsewhere.
+
+The entries of any array may be as small as two bytes, where a client's partition takes twenty.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +115,15 @@ class RequestHandlers:
         if head.api_key == ApiKey.FETCH:
             response, release, waited_for = await self._fetch.fetch(head, frame, access)
             return EndpointResponse(response.pieces, release, waited_for)
-        request = await in_thread_if_large(len(frame), decode_request, frame, head)
+        weight_bytes = _ENTRY_FACTOR * len(frame)
+        request = await in_thread_if_large(weight_bytes, decode_request, frame, head)
         if (of_a_group := self._group_handlers.get(head.api_key)) is not None:
             name = (client_id_of(frame) or b"").decode(errors="replace")
             client = Client(name, HOST.get(), is_connected)
             message = await of_a_group(head.version, request, access, client)
         else:
             message = await self._handlers[head.api_key](head.version, request, access)
-        if len(frame) > SMALL_BYTES or head.api_key in _LARGE_RESPONSES:
+        if weight_bytes > SMALL_BYTES or head.api_key in _LARGE_RESPONSES:
             encoded = await in_thread(encode_response, head.correlation_id, message)
         else:
             encoded = encode_response(head.correlation_id, message)

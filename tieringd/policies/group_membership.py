@@ -391,8 +391,9 @@ def leave(
     """Let members leave, each by its id and instance id. A tool may name a static one by the latter alone."""
     errors: list[GroupError] = []
     gone: set[str] = set()
+    static_members = {one.instance_id: one for one in group.members.values() if one.instance_id is not None}
     for member_id, instance_id in leaving:
-        static = None if instance_id is None else group.static_member(instance_id)
+        static = None if instance_id is None else static_members.get(instance_id)
         found = member_id if instance_id is None else (static.member_id if static else "")
         if instance_id is not None and static and member_id not in {"", static.member_id}:
             errors.append(GroupError.FENCED_INSTANCE_ID)

@@ -71,11 +71,11 @@ async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]
     return work.result()
 
 
-async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield *items*. After each `STEP` of them the loop serves others."""
+async def in_steps(items: Iterable[T], *, step: int = STEP) -> AsyncIterator[T]:
+    """Yield *items*. After each *step* of them the loop serves others."""
     for number, item in enumerate(items, 1):
         yield item
-        if not number % STEP:
+        if not number % step:
             await asyncio.sleep(0)
 
 
