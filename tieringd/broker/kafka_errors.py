@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
 
 DENIED_HINTS: Final = {
-    ErrorCode.policy_violation: "Kafka never deletes records of a topic whose cleanup.policy is only compact",
+    ErrorCode.policy_violation: "Kafka deletes no records of a topic without delete in its cleanup.policy",
     ErrorCode.invalid_topic_exception: "Kafka never deletes records of its internal topics",
     ErrorCode.topic_authorization_failed: "Grant this user the ACLs DESCRIBE, DESCRIBE_CONFIGS and DELETE",
     ErrorCode.group_authorization_failed: "Grant this user the ACL DESCRIBE on all groups",

@@ -317,6 +317,10 @@ class Choice(Kind):
         """Return the str."""
         return str(value) if isinstance(value, str) else value
 
+    def show(self, value: Any) -> str:
+        """Return the word; an empty one in quotes, because YAML reads nothing as null."""
+        return str(value) or '""'
+
     def __get_pydantic_core_schema__(
         self, source: type, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
@@ -325,7 +329,8 @@ class Choice(Kind):
         def read(value: Any) -> object:
             found = self.read(value)
             if found not in words:
-                raise ValueError(f"must be one of {', '.join(words)}, not {quoted(value)}")
+                shown = ", ".join(map(self.show, words))
+                raise ValueError(f"must be one of {shown}, not {quoted(value)}")
             return found
 
         return core_schema.no_info_before_validator_function(read, handler(source))

@@ -127,9 +127,9 @@ class TopicProperties(BaseModel):
     )
     """KIP-405's first name of `retention.bytes`."""
     cleanup_policy: (
-        Annotated[Literal["delete", "compact", "compact,delete", "delete,compact"], Choice()] | None
+        Annotated[Literal["delete", "compact", "compact,delete", "delete,compact", ""], Choice()] | None
     ) = Field(default=None, alias="cleanup.policy")
-    """Total retention deletes nothing without `delete`. Not needed if the broker has the setting."""
+    """Total retention deletes nothing without `delete`; `""` keeps all. The default is the broker's."""
 
 
 class Space(BaseModel):

@@ -259,7 +259,7 @@ def _reasons(reasons: Mapping[str, str]) -> str:
 def _type(one: Property) -> str:
     if one.is_section:
         return "section, see below"
-    words = ", ".join(f"`{word}`" for word in one.words)
+    words = ", ".join(f"`{one.kinds[0][0].show(word)}`" for word in one.words)
     many = "list, each: " if one.is_list else ""
     return f"{many}{one.kinds[0][0].label} {words}".strip()
 

@@ -162,7 +162,9 @@ def resolve_topic(
     read = _first([place.remote_read for place in places])
     remote_read = defaults.enabled and (defaults.remote_read if read is None else read)
     broker_retention_ms, broker_retention_bytes = broker_limits(broker_properties)
-    cleanup = _first([place.cleanup_policy for place in places]) or "delete"
+    policy = _first([place.cleanup_policy for place in places])
+    # Kafka accepts an empty policy since 4.2; nothing is deleted under it.
+    cleanup = "delete" if policy is None else policy
     total = TotalRetention(
         _limited([*(place.total_ms for place in places), defaults.total_ms]),
         _limited([*(place.total_bytes for place in places), defaults.total_bytes]),
@@ -182,6 +184,7 @@ def resolve_topic(
     never_trimmed_because = why_never_trimmed(
         is_kafka=defaults.is_kafka,
         is_compact_only=is_compact_only,
+        is_policy_empty=not cleanup,
         is_internal=name.startswith(_INTERNAL_PREFIX),
         is_read_remotely=remote_read,
     )

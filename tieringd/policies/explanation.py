@@ -348,6 +348,8 @@ class _PolicyAnswers:
                 "the segment stays on the broker, where compaction may shrink it; it is trimmed only if "
                 "cleanup.policy includes delete"
             )
+        if not self.facts.total.deletes:
+            return "the segment stays on the broker; it is trimmed only if cleanup.policy includes delete"
         return "the segment stays on the broker until the broker itself deletes it"
 
     def archived(self) -> Iterator[SegmentExplanation]:

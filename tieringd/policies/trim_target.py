@@ -112,19 +112,27 @@ def _wanted(wishes: TrimWishes) -> tuple[int | None, str]:
 
 
 def why_never_trimmed(
-    *, is_kafka: bool, is_compact_only: bool, is_internal: bool, is_read_remotely: bool
+    *,
+    is_kafka: bool,
+    is_compact_only: bool,
+    is_policy_empty: bool,
+    is_internal: bool,
+    is_read_remotely: bool,
 ) -> str:
     """
     Say why tieringd never trims the local log of a topic; empty when it may.
 
     Trimmed records are read from the archive. A topic that is only written there keeps its log as long as
     the broker's own retention says. Kafka refuses DeleteRecords for compact-only and internal topics;
-    Redpanda does not.
+    Redpanda does not. An empty `cleanup.policy` keeps everything in Kafka's log, and a broker that asks for
+    `delete` in the policy refuses DeleteRecords there as well.
     """
     if not is_read_remotely:
         return "remote read is off for the topic: only the broker's own retention trims it"
     if is_kafka and is_compact_only:
         return "Kafka refuses to delete records of a topic whose cleanup.policy is only compact"
+    if is_kafka and is_policy_empty:
+        return "Kafka may refuse to delete records of a topic whose cleanup.policy is empty"
     if is_kafka and is_internal:
         return "Kafka refuses to delete records of an internal topic"
     return ""

@@ -15,8 +15,10 @@ from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.retired_objects import GoneSince
 from tieringd.archive.segment_swap import SegmentSwap, Successor
+from tieringd.config.topic import ClusterDefaults, resolve_topic
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
+from tieringd.policies.local_retention import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.storage.base import ObjectInfo
 
@@ -206,6 +208,28 @@ async def test_compact_only_topic_keeps_everything(writer, archiver, store, cloc
     clock.now_ms += 1000 * DAY_MS + delay_ms
     await settled(archiver, writer, clock, total=replace(ALL, deletes=False))
     assert bases(store, writer) == [kept]
+
+
+@pytest.mark.parametrize("is_kafka", [True, False])
+async def test_topic_with_an_empty_cleanup_policy_keeps_everything(writer, archive, store, clock, is_kafka):
+    """Neither `retention.ms` nor `retention.bytes` counts, and on Kafka the log keeps its records as well."""
+    told = {"cleanup.policy": "", "retention.ms": "1", "retention.bytes": "1", "local.retention.ms": "1"}
+    defaults = ClusterDefaults(
+        enabled=True,
+        remote_write=True,
+        remote_read=True,
+        local_target=ClusterLocalTarget(None, None, is_strict=True),
+        is_kafka=is_kafka,
+        pace=PACE,
+    )
+    topic = resolve_topic("orders", overrides={}, broker_properties=told, defaults=defaults)
+    kept = [writer.closed_segment(), writer.closed_segment()]
+    archiver = archiver_of(writer, archive, broker := FakeBroker(writer), now_ms=clock)
+    for _ in range(15):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(replace(observe(writer), topic=topic))
+    assert bases(store, writer) == kept
+    assert bool(broker.trims) is not is_kafka
 
 
 class StubbornStore(MemoryStore):

@@ -143,6 +143,9 @@ def test_file_goes_before_the_broker_and_the_broker_before_the_cluster(of_cluste
             id="compact only",
         ),
         pytest.param(
+            {"cleanup.policy": "", "retention.ms": "5", "retention.bytes": "6"}, (None, None), id="empty"
+        ),
+        pytest.param(
             {"cleanup.policy": "compact,delete", "retention.ms": "5", "retention.bytes": "6"},
             (5, 6),
             id="compact and delete",
@@ -427,14 +430,17 @@ def test_total_retention_is_the_first_that_is_set(file, broker, cluster, expecte
         ("cleanup.policy: compact", None, False, True),
         ("cleanup.policy: delete", "compact", True, False),
         ("cleanup.policy: 'compact,delete'", "delete", True, True),
+        ("", "", False, False),
+        ("cleanup.policy: ''", "delete", False, False),
+        ("cleanup.policy: delete", "", True, False),
     ],
 )
 def test_cleanup_policy_says_whether_retention_deletes(file, broker, deletes, is_compacted):
-    """A topic that is only compacted keeps its records however old they are."""
-    on_broker = {"retention.ms": "5"} | ({"cleanup.policy": broker} if broker else {})
+    """A topic without `delete` in its policy keeps its records however old they are, as does an empty one."""
+    on_broker = {"retention.ms": "5"} | ({} if broker is None else {"cleanup.policy": broker})
     found = topic(on_broker, file=f"topics: {{orders: {{{file}}}}}\n")
     assert (found.total.deletes, found.is_compacted) == (deletes, is_compacted)
-    assert found.is_compact_only is not deletes
+    assert found.is_compact_only is (is_compacted and not deletes)
     assert found.local_retention_target.target_ms == (5 if deletes else DAY_MS)
 
 

@@ -45,6 +45,7 @@ def facts(
     never = why_never_trimmed(
         is_kafka=is_kafka,
         is_compact_only=fields["is_compact_only"],
+        is_policy_empty=not (fields["total"].deletes or fields["is_compact_only"]),
         is_internal=is_internal,
         is_read_remotely=fields["total"].is_read_remotely,
     )
@@ -236,6 +237,12 @@ def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
             "Kafka refuses to delete records of a topic whose cleanup.policy is only compact",
             "it is trimmed only if cleanup.policy includes delete",
             id="compact-only on Kafka",
+        ),
+        pytest.param(
+            facts(target_bytes=0, total=replace(NO_TOTAL, deletes=False)),
+            "Kafka may refuse to delete records of a topic whose cleanup.policy is empty",
+            "it is trimmed only if cleanup.policy includes delete",
+            id="empty policy on Kafka",
         ),
         pytest.param(
             facts(target_bytes=0, is_internal=True),

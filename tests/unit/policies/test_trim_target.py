@@ -105,26 +105,40 @@ def test_trim_target_of_a_log_that_is_never_trimmed_is_its_start(hint, cloud_gc)
 
 
 @pytest.mark.parametrize(
-    ("is_kafka", "is_compact_only", "is_internal", "is_read_remotely", "begins"),
+    ("fields", "begins"),
     [
-        pytest.param(True, False, False, True, "", id="ordinary"),
+        pytest.param({}, "", id="ordinary"),
         pytest.param(
-            True, True, False, True, "Kafka refuses to delete records of a topic", id="compact only"
+            {"is_compact_only": True}, "Kafka refuses to delete records of a topic", id="compact only"
         ),
-        pytest.param(True, False, True, True, "Kafka refuses to delete records of an int", id="internal"),
-        pytest.param(False, True, True, True, "", id="neither matters to another broker"),
-        pytest.param(True, False, False, False, "remote read is off", id="write only"),
-        pytest.param(False, False, False, False, "remote read is off", id="write only, another broker"),
+        pytest.param(
+            {"is_policy_empty": True}, "Kafka may refuse to delete records of a topic", id="empty policy"
+        ),
+        pytest.param({"is_internal": True}, "Kafka refuses to delete records of an int", id="internal"),
+        pytest.param(
+            {"is_kafka": False, "is_compact_only": True, "is_internal": True},
+            "",
+            id="neither matters to another broker",
+        ),
+        pytest.param({"is_kafka": False, "is_policy_empty": True}, "", id="empty policy, another broker"),
+        pytest.param({"is_read_remotely": False}, "remote read is off", id="write only"),
+        pytest.param(
+            {"is_kafka": False, "is_read_remotely": False},
+            "remote read is off",
+            id="write only, another broker",
+        ),
     ],
 )
-def test_some_logs_are_never_trimmed(is_kafka, is_compact_only, is_internal, is_read_remotely, begins):
+def test_some_logs_are_never_trimmed(fields, begins):
     """DeleteRecords refuses some trims, and some would leave records unreadable."""
-    found = why_never_trimmed(
-        is_kafka=is_kafka,
-        is_compact_only=is_compact_only,
-        is_internal=is_internal,
-        is_read_remotely=is_read_remotely,
-    )
+    ordinary = {
+        "is_kafka": True,
+        "is_compact_only": False,
+        "is_policy_empty": False,
+        "is_internal": False,
+        "is_read_remotely": True,
+    }
+    found = why_never_trimmed(**ordinary | fields)
     assert found.startswith(begins)
     assert bool(found) == bool(begins)
 
