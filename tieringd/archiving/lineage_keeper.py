@@ -48,7 +48,7 @@ from tieringd.model.operator_decision import OperatorDecision
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.spillover import SpilloverManifest, SpilloverName
-from tieringd.model.tail_cut import cut_back, undone_from
+from tieringd.model.tail_cut import cut_back, undone, undone_from
 from tieringd.policies.lineage import (
     ArchiveTruncation,
     Lineage,
@@ -498,21 +498,39 @@ class LineageKeeper(LeadershipLogger):
 
         Returns the manifest with all that its cut puts back, and the offset at which to cut it.
         """
-        unsettled = manifest.unsettled
-        if unsettled is not None and unsettled.base_offset < cut_offset < unsettled.winners_end:
-            manifest = await self._spillovers.with_history(manifest, from_offset=unsettled.base_offset)
-            log_start_offset = max(seen.bounds.log_start_offset, seen.log.segments[0].base_offset)
-            cut_offset, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
-            if missing:
-                self._log.error("archived records cannot be brought back after an election", reason=missing)
-        first_undone = undone_from(manifest, cut_offset)
-        if first_undone is not None:
+        manifest, cut_offset = await self._cut_for_unsettled(manifest, cut_offset, seen)
+        while (first_undone := undone_from(manifest, cut_offset)) is not None:
             manifest = await self._spillovers.with_history(manifest, from_offset=first_undone)
             self._log.warning(
                 "compactions are undone: an election has cut off records that made others go",
                 base_offset=first_undone,
                 next_offset=cut_offset,
             )
+            without = undone(manifest, cut_offset, now_ms=self._now_ms())
+            if without.unsettled == manifest.unsettled:
+                break
+            self._log.error(
+                "segments that a compaction replaced do not fit into their places any more; the leader's log "
+                "replaces what it has of them",
+                base_offset=first_undone,
+                next_offset=cut_offset,
+            )
+            # A cut further back may lose winners of other compactions.
+            manifest, cut_offset = await self._cut_for_unsettled(without, cut_offset, seen)
+        return manifest, cut_offset
+
+    async def _cut_for_unsettled(
+        self, manifest: PartitionManifest, cut_offset: int, seen: Observation
+    ) -> tuple[PartitionManifest, int]:
+        """Return what `_winners_lost` does, as far as held segments have no part in it."""
+        unsettled = manifest.unsettled
+        if unsettled is None or not unsettled.base_offset < cut_offset < unsettled.winners_end:
+            return manifest, cut_offset
+        manifest = await self._spillovers.with_history(manifest, from_offset=unsettled.base_offset)
+        log_start_offset = max(seen.bounds.log_start_offset, seen.log.segments[0].base_offset)
+        cut_offset, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
+        if missing:
+            self._log.error("archived records cannot be brought back after an election", reason=missing)
         return manifest, cut_offset
 
     async def _holds_before_its_epoch(self, manifest: PartitionManifest, seen: Observation) -> bool:

@@ -112,27 +112,32 @@ def _to_undo(manifest: PartitionManifest, next_offset: int) -> tuple[Retired, ..
 
 
 def _with_original(manifest: PartitionManifest, held: Retired, *, now_ms: int) -> PartitionManifest:
-    """Return a manifest with the segments of *held* back in their places, as far as they exist."""
-    table = manifest.segments
+    """
+    Return a manifest with the segments of *held* back in their places, as far as they exist.
+
+    Those that end at or before the archive's start have expired, or a user deleted them. The first one
+    that comes back may begin before that start. Where they do not fit, `unsettled` covers them.
+    """
+    start_offset, table = manifest.start_offset, manifest.segments
+    if held.next_offset <= start_offset:
+        return manifest.released([held])
     first, last = table.row_at_or_after(held.base_offset), table.row_at_or_after(held.next_offset)
     compacted = table.head(last).without_head(first)
-    if not compacted:
-        return manifest.released([held])
-    # Retention may have removed the oldest ones.
-    originals = held.segments.without_head(held.segments.row_at_or_after(compacted[0].base_offset))
-    begin, end = compacted[0].base_offset, compacted[len(compacted) - 1].next_offset
-    if end != held.next_offset or span_faults(originals, (), begin=begin, end=end):
-        return manifest.released([held], is_settled=False)
-    expired = held.segments.head(len(held.segments) - len(originals))
-    return replace(
+    gone = held.segments.row_at_or_after(start_offset)
+    expired, originals = held.segments.head(gone), held.segments.without_head(gone)
+    taken_out = (Retired(expired, held.retired_at_ms), Retired(compacted, now_ms))
+    changed = replace(
         manifest,
         segments=table.replaced(first, last, *originals),
         retired=(
             *(one for one in manifest.retired if one is not held),
-            *((Retired(expired, held.retired_at_ms),) if expired else ()),
-            Retired(compacted, now_ms),
+            *(one for one in taken_out if one.segments),
         ),
     )
+    begin, end = changed.live_base, changed.next_offset
+    if span_faults(changed.segments, changed.gaps, begin=begin, end=end):
+        return manifest.released([held], is_settled=False)
+    return changed
 
 
 def _without_replaced(deletion: RecordDeletion, next_offset: int, leader_epoch: int) -> RecordDeletion:

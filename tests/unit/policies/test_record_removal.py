@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.model.values import PARTITION, remote
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap, Unsettled
+from tieringd.model.manifest_parts import Gap, RecordDeletion, Unsettled
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.tail_cut import cut_back
 from tieringd.policies.record_removal import (
@@ -98,6 +98,45 @@ def test_what_has_expired_does_not_come_back():
     after = cut_back(manifest, 40, leader_epoch=1, now_ms=9)
     assert [one.base_offset for one in after.segments] == [10, 20, 30]
     assert writers(after) == ["0a"] * 3
+    assert not any(one.is_held for one in after.retired)
+    assert after.faults() == ()
+
+
+def test_original_around_the_archive_s_start_comes_back_whole():
+    """Its head stays hidden, because the archive begins inside of it."""
+    left = [remote(0, 4, size_bytes=5, leader_epoch=0), remote(5, 19, size_bytes=5, leader_epoch=0)]
+    manifest = archive().compacted(left, now_ms=1, winners_end=50).expired(1, now_ms=5)
+    after = cut_back(manifest, 40, leader_epoch=1, now_ms=9)
+    assert list(after.segments) == list(archive().segments)[:4]
+    assert (after.start_offset, after.unsettled) == (5, None)
+    assert after.faults() == ()
+
+
+@pytest.mark.parametrize("before_offset", [1, 10, 15, 19, 20])
+def test_originals_before_a_users_deletion_do_not_come_back(before_offset):
+    """The first one that comes back is the one in which the archive begins."""
+    joined = remote(0, 19, writer_id="rewritten-e1", size_bytes=10, leader_epoch=0)
+    manifest = archive().compacted([joined], now_ms=1, winners_end=50)
+    manifest = manifest.with_deletion(RecordDeletion(before_offset, 0)).following_deletion(now_ms=2)
+    after = cut_back(manifest, 40, leader_epoch=1, now_ms=9)
+    bases = [base for base in (0, 10, 20, 30) if base + 9 >= before_offset]
+    assert [one.base_offset for one in after.segments] == bases
+    assert writers(after) == ["0a"] * len(bases)
+    assert (after.start_offset, after.unsettled) == (before_offset, None)
+    assert sum(len(one.segments) for one in after.retired if one.segments[0].writer_id == "0a") == 4 - len(
+        bases
+    )
+    assert after.faults() == ()
+
+
+def test_original_that_does_not_fit_any_more_is_not_called_settled():
+    """Its place is one with its neighbours' now, so what was dropped there is noted as unsettled."""
+    manifest = compacted(archive(), 1)
+    joined = remote(0, 29, writer_id="joined", size_bytes=10, leader_epoch=0)
+    manifest = manifest.compacted([joined], now_ms=3)
+    after = cut_back(manifest, 40, leader_epoch=1, now_ms=9)
+    assert writers(after) == ["joined", "0a"]
+    assert after.unsettled == Unsettled(10, 40)
     assert not any(one.is_held for one in after.retired)
     assert after.faults() == ()
 
