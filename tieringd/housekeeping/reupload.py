@@ -109,7 +109,7 @@ class StoredReupload:
         Name the compacted segments instead of their originals.
 
         Where the manifest has changed there meanwhile, the change is given up: the copied bytes may be of
-        another log.
+        another log. So it is where the archive begins after the first of the compacted segments by now.
 
         Raises:
             FencedError: Another writer owns the manifest now.
@@ -121,7 +121,8 @@ class StoredReupload:
             topic=partition.topic, partition=partition.partition, base_offset=segments[0].base_offset
         )
         found = manifest.segments.overlapping(segments[0].base_offset, segments[-1].next_offset)
-        if found != self._replaced or manifest.next_offset < self._winners_end:
+        is_first_gone = segments[0].next_offset <= manifest.start_offset
+        if found != self._replaced or is_first_gone or manifest.next_offset < self._winners_end:
             if found != segments:
                 said.info("segments to be replaced by compacted ones have changed meanwhile")
             return stored

@@ -49,6 +49,7 @@ _NS_PER_MS = 1_000_000
 ACTIVE = "the broker still appends to the segment"
 UNSTABLE = "the segment ends past the last stable offset"
 LEAVING = "the log begins inside or after the segment"
+BEFORE_START = "a user deleted all records of the segment from the archive"
 SPILLED = (
     "its archived offsets are in a spillover manifest; the archiver takes them back into the manifest first"
 )
@@ -266,6 +267,8 @@ class _ReuploadWalk:
         pieces = self._table.overlapping(begin, end)
         if not _covers(pieces, begin, end):
             self.end(NOT_COVERED)
+        elif end <= self._readable_from:
+            self.end(BEFORE_START)
         elif pieces[0].base_offset != begin:
             self.end(NOT_ALIGNED)
         elif pieces[-1].next_offset == end:

@@ -16,14 +16,17 @@ from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
+from tieringd.archive.record_deletion import delete_archived
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.segment_copier import CopyRequest
 from tieringd.errors import FencedError, LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.housekeeping.reupload import ATTEMPTS_MAX, CompactedReuploader
 from tieringd.metrics import Metrics
+from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, SegmentSlice
+from tieringd.policies.compacted_reupload import BEFORE_START
 from tieringd.policies.total_retention import RetentionPace
 
 DELAY_MS = 600_000
@@ -391,6 +394,27 @@ async def test_change_that_comes_too_late_is_given_up(store, writer):
     stored = await reuploading.claim.commit(stored, stored.existing.expired(1, now_ms=0))
     assert await change.commit(reuploading.claim, stored) is stored
     assert bases(store, writer) == [one.base_offset for one in original.segments][1:]
+
+
+async def test_change_is_given_up_where_a_user_has_deleted_all_of_its_first_segment(store, tmp_path, clock):
+    """The archive begins inside the replaced segment then, and after the first of those that replace it."""
+    old, leader = (LogWriter(tmp_path / name) for name in ("old", "leader"))
+    for one in (old, leader):
+        for at in range(6):
+            one.append(b"%d" % at, keys=[b"k%d" % at])
+            if at == 5 or (one is leader and at == 1):
+                one.roll()
+    original = await archived(old, archive_in(store))
+    leader.compact(2, without=[2])
+    reuploading = Reuploading(store, leader, leader_epoch=1)
+    change = await prepared(reuploading, original)
+    manifests = archive_in(store, writer_id="job", now_ms=clock).manifests
+    await delete_archived(manifests, leader.identified, RecordDeletion(4, leader_epoch=0), now_ms=clock)
+    stored = await reuploading.claim.current(lambda: pytest.fail("there is a manifest"))
+    assert await change.commit(reuploading.claim, stored) is stored
+    assert bases(store, leader) == [0]
+    plan = reuploading.reuploader.plan(stored.existing, observed(leader))
+    assert (plan.reuploads, plan.passed[0].reason) == ((), BEFORE_START)
 
 
 async def test_deposed_writer_replaces_nothing(store, writer):
