@@ -8,6 +8,11 @@ put back at once. A crash at any point leaves the object in one of the two place
 step can be repeated. A move that is given up leaves its copy: another process may be about to delete the
 object.
 
+For the same reason other processes leave the copy of an object that is still at its place, unless the copy
+is past its time, or older than the object. A move looks for its copies directly before it deletes, and
+whatever deletes copies looks at their age directly before. Stores cannot delete on a condition, so a time of
+some requests remains in which a copy that was past its time can go while a move relies on it.
+
 This is not the quarantine of partitions with corrupt local data (`archiving.uploader`).
 
 `QuarantineExpiry` deletes objects that have been in quarantine long enough, and puts back those that a
@@ -132,15 +137,20 @@ class ObjectQuarantine:
         copied, left = await self._copied(orphans)
         now = [await self._stored(one.stored.key) for one in copied]
         wanted = await still_orphans([one for one in now if one is not None])
-        leaving = [one for one in copied if one.stored.key in wanted]
+        leaving: list[Orphan] = []
+        for one in copied:
+            if one.stored.key not in wanted:
+                left.append((one.stored.key, "the object is no longer an orphan"))
+            elif await self._stored(quarantined_key(one.stored.key)) is None:
+                left.append((one.stored.key, "its copy has left the quarantine meanwhile"))
+            else:
+                leaving.append(one)
         await self._store.delete_many([one.stored.key for one in leaving])
         # Judged with their ages from before the deletion: objects that are now named, or in doubt, are
         # missing from the result.
         confirmed = await still_orphans([wanted[one.stored.key].stored for one in leaving])
-        for key in (one.stored.key for one in copied):
-            if key not in wanted:
-                left.append((key, "the object is no longer an orphan"))
-            elif key not in confirmed:
+        for key in (one.stored.key for one in leaving):
+            if key not in confirmed:
                 left.append((key, await self._returned(key)))
         moved = tuple(one for one in leaving if one.stored.key in confirmed)
         for one in moved:
@@ -152,9 +162,12 @@ class ObjectQuarantine:
             )
         return QuarantinedOrphans(moved, tuple(left))
 
-    async def restore(self, key: str) -> bool:
+    async def restore(self, key: str, *, before_ms: int | None = None) -> bool:
         """
         Put an object back where it was; say whether it was missing there.
+
+        Its copy goes then. If the object was there, a copy that is younger stays, because a scrub may be
+        moving the object; it goes all the same if it was put into quarantine before *before_ms*.
 
         Raises:
             ObjectNotFound: It is not in quarantine.
@@ -165,12 +178,29 @@ class ObjectQuarantine:
         info = await self._store.head(there)
         source = JoinSource(there, info.size_bytes, await self._checksum(info))
         if await self._is_same_at(key, source):
-            await self._store.delete_many([there])
+            if not await self.why_kept(key, before_ms=before_ms):
+                await self._store.delete_many([there])
             return False
         await self._joiner.join(key, [source], crc32c=source.crc32c)
         await self._store.delete_many([there])
         log.info("object put back from quarantine", key=key, size_bytes=info.size_bytes)
         return True
+
+    async def why_kept(self, key: str, *, before_ms: int | None) -> str:
+        """
+        Return why the copy of an object may not go now; empty where it may. To be asked directly before.
+
+        Without *before_ms* a copy of any age may go, but not one that a scrub may be making.
+        """
+        copy = await self._stored(quarantined_key(key))
+        if copy is None or (before_ms is not None and copy.modified_ms < before_ms):
+            return ""
+        if before_ms is not None:
+            return "it was put into quarantine again meanwhile"
+        there = await self._stored(key)
+        if there is not None and there.modified_ms < copy.modified_ms:
+            return "the object is at its place as well: a scrub may be moving it"
+        return ""
 
     async def copy_back(self, key: str, *, size_bytes: int | None, crc32c: int) -> bool:
         """
@@ -327,21 +357,26 @@ class QuarantineExpiry:
                 due[partition].append(one.key)
         expired = Expired()
         for partition, keys in due.items():
-            found = await self.delete(partition, keys)
+            found = await self.delete(partition, keys, before_ms=before_ms)
             expired = expired.joined(found)
         await self._quarantine.delete_reports(before_ms=before_ms)
         return expired
 
-    async def delete(self, partition: TopicIdPartition, keys: Iterable[str]) -> Expired:
+    async def delete(
+        self, partition: TopicIdPartition, keys: Iterable[str], *, before_ms: int | None = None
+    ) -> Expired:
         """
         Delete objects of one partition from quarantine; put back those that its manifests name.
 
-        An object that cannot be put back is left there, with the reason, and the others go on.
+        An object that was put there at *before_ms* or later is left there. Without *before_ms* one is left
+        that is at its place as well, because a scrub may be moving it. An object that cannot be put back is
+        left too. Each has its reason, and the others go on.
 
         Raises:
             StorageUnavailable: Some may be left. Calling again continues.
         """
         owner = await self._owners.owner(partition)
+        leaving: list[str] = []
         deleted: list[str] = []
         put_back: list[str] = []
         left: list[tuple[str, str]] = []
@@ -349,7 +384,7 @@ class QuarantineExpiry:
             doubt = _doubt(owner)
             if is_named(owner, key):
                 try:
-                    if await self._quarantine.restore(key):
+                    if await self._quarantine.restore(key, before_ms=before_ms):
                         log.error("a named object was in quarantine, and is back", key=key)
                     put_back.append(key)
                 except (ChecksumRejected, CorruptDataError, ObjectNotFound) as error:
@@ -357,6 +392,12 @@ class QuarantineExpiry:
                     left.append((key, str(error)))
             elif doubt:
                 left.append((key, doubt))
+            else:
+                leaving.append(key)
+        for key in leaving:
+            because = await self._quarantine.why_kept(key, before_ms=before_ms)
+            if because:
+                left.append((key, because))
             else:
                 deleted.append(key)
         await self._quarantine.delete(deleted)

@@ -447,7 +447,7 @@ class ScrubJob:
         search.orphans += len(waiting)
         search.orphan_bytes += sum(one.stored.size_bytes for one in waiting)
         search.start_after = page.next_start_after
-        return page.requests + 4 * len(page.orphans)
+        return page.requests + 5 * len(page.orphans)
 
     async def _expire(self, pace: ScrubPace) -> None:
         expired = await self._parts.expiry.expire(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -337,6 +338,93 @@ async def test_object_that_is_named_while_it_is_deleted_goes_back(bucket):
     assert moved.moved == ()
     assert moved.left == ((key, "a manifest named the object while it was moved; it was put back"),)
     assert bucket.store.bytes_of(key) == data
+
+
+def move_of(bucket, orphan):
+    """Return the move of an orphan, as a scrub does it."""
+    return bucket.parts.quarantine.move(
+        [orphan], still_orphans=lambda objects: bucket.parts.search.still_orphans(orphan.partition, objects)
+    )
+
+
+@pytest.mark.parametrize("command", ["purge", "restore"])
+async def test_command_beside_a_move_leaves_the_copy_of_a_named_object(bucket, command):
+    """The move is about to delete the object at its place, and puts it back from the copy then."""
+    (key,) = await left_behind(bucket, 1)
+    (orphan,) = (await bucket.scrub()).orphans
+
+    async def meanwhile():
+        await commit_orphan(bucket, key)
+        if command == "purge":
+            assert (await bucket.parts.expiry.delete(orphan.partition, [key])).put_back == (key,)
+        else:
+            assert not await bucket.parts.quarantine.restore(key)
+
+    bucket.store.on_delete = meanwhile
+    await move_of(bucket, orphan)
+    assert key in bucket.store.objects
+
+
+async def test_purge_beside_a_move_leaves_the_copy_of_an_orphan(bucket):
+    """The orphan may be named before the move deletes it."""
+    (key,) = await left_behind(bucket, 1)
+    (orphan,) = (await bucket.scrub()).orphans
+
+    async def meanwhile():
+        expired = await bucket.parts.expiry.delete(orphan.partition, [key])
+        assert expired.left == ((key, "the object is at its place as well: a scrub may be moving it"),)
+        await commit_orphan(bucket, key)
+
+    bucket.store.on_delete = meanwhile
+    await move_of(bucket, orphan)
+    assert key in bucket.store.objects
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_expiry_leaves_a_copy_that_was_made_after_its_listing(bucket, is_named):
+    """A killed scrub left an old copy, which the expiry lists; the next scrub copies the object again."""
+    (key,) = await left_behind(bucket, 1)
+    bucket.store.add(quarantined_key(key), bucket.store.bytes_of(key))
+    bucket.clock.now_ms += 8 * DAY_MS
+    (orphan,) = (await bucket.scrub()).orphans
+    copied, expired = asyncio.Event(), asyncio.Event()
+    owners, moves = bucket.parts.expiry._owners, []
+
+    class Owners:
+        async def owner(self, partition):
+            moves.append(asyncio.create_task(move_of(bucket, orphan)))
+            await copied.wait()
+            return await owners.owner(partition)
+
+    async def meanwhile():
+        if is_named:
+            await commit_orphan(bucket, key)
+        copied.set()
+        await expired.wait()
+
+    bucket.store.on_delete = meanwhile
+    bucket.parts.expiry._owners = Owners()
+    found = await bucket.parts.expiry.expire(before_ms=bucket.clock() - 7 * DAY_MS)
+    expired.set()
+    await asyncio.gather(*moves)
+    assert found.put_back == ((key,) if is_named else ())
+    assert found.left == (() if is_named else ((key, "it was put into quarantine again meanwhile"),))
+    assert (key if is_named else quarantined_key(key)) in bucket.store.objects
+
+
+async def test_orphan_whose_copy_has_gone_stays(bucket):
+    """The copy is asked for once more directly before the deletion; the next scrub moves the object."""
+    (key,) = await left_behind(bucket, 1)
+    (orphan,) = (await bucket.scrub()).orphans
+
+    async def still_orphans(objects):
+        if quarantined_key(key) in bucket.store.objects:
+            bucket.store.remove(quarantined_key(key))
+        return await bucket.parts.search.still_orphans(orphan.partition, objects)
+
+    moved = await bucket.parts.quarantine.move([orphan], still_orphans=still_orphans)
+    assert (moved.moved, moved.left) == ((), ((key, "its copy has left the quarantine meanwhile"),))
+    assert key in bucket.store.objects
 
 
 class ScrubbedAtThePut(DatedStore):
