@@ -222,11 +222,12 @@ class TopicPurgeJob:
         }
         # The answer may be read late; absence is confirmed for the time before the question.
         asked_ms = self._clock.steady_ms()
-        plan = plan_presence(manifests, await self._broker.topic_ids(sorted(names)) if names else {})
+        ids = await self._broker.topic_ids(sorted(names)) if names else {}
+        now_ms, steady_ms = self._now_ms(), self._clock.steady_ms()
+        plan = plan_presence(manifests, ids, now_ms=now_ms)
         if plan.nothing_known_because != self._said and plan.nothing_known_because:
             log.error("topics that are missing are not taken for deleted", reason=plan.nothing_known_because)
         self._said, self._gone = plan.nothing_known_because, plan.gone
-        now_ms, steady_ms = self._now_ms(), self._clock.steady_ms()
         since_ms = {key: self._absent_since_ms.get(key, steady_ms) for key in plan.absent}
         self._absent_since_ms = since_ms
         changes: dict[TopicKey, TopicChange] = dict.fromkeys(

@@ -64,20 +64,24 @@ class PresencePlan:
     """Why the absence of some live topics is no evidence; empty when there are no such topics."""
 
 
-def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozenset[str]]) -> PresencePlan:
+def plan_presence(
+    manifests: Sequence[TopicManifest], ids: Mapping[str, frozenset[str]], *, now_ms: int
+) -> PresencePlan:
     """
     Compare the bucket's topics of one cluster with the *ids* that its brokers have for their names.
 
     A name without an entry was not reported, so nothing follows; an empty set means that there is no such
     topic. A live topic is absent only where another of the bucket's topics that is no younger is in the
     cluster under its own id. A cluster that has lost its metadata, and was formatted again under its old
-    id, has only younger ones: the archive is then the only copy of all that is older.
+    id, has only younger ones: the archive is then the only copy of all that is older. A topic whose noted
+    time can only come from a wrong clock does not count as older than any.
 
     A topic without an id is never absent: one that was created again would look the same.
     """
     has = {one.key for one in manifests if one.key.topic_id in ids.get(one.key.topic, ())}
     anchors = [one.created_at_ms for one in manifests if one.key in has and one.key.topic_id != NO_TOPIC_ID]
-    oldest_ms = min(anchors, default=None)
+    dated = [created_at_ms for created_at_ms in anchors if not is_impossible(created_at_ms, now_ms=now_ms)]
+    oldest_ms = min(dated, default=None)
     absent, present, gone, again, unsure = set(), set(), set(), set(), 0
     for manifest in manifests:
         key, is_live = manifest.key, manifest.lifecycle is Lifecycle.LIVE
@@ -94,18 +98,27 @@ def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozense
                 absent.add(key)
             else:
                 unsure += 1
-    because = ""
-    if unsure:
-        because = f"the cluster has none of the bucket's topics, {unsure} of them live"
-        if anchors:
-            because = f"the cluster lacks {unsure} live topics that are older than all topics that it has"
     return PresencePlan(
         frozenset(absent),
         frozenset(present),
         frozenset(gone),
         frozenset(again),
-        nothing_known_because=because,
+        nothing_known_because=_why_unsure(unsure, has_anchors=bool(anchors), has_dated=bool(dated)),
     )
+
+
+def _why_unsure(unsure: int, *, has_anchors: bool, has_dated: bool) -> str:
+    """Return why the absence of *unsure* live topics is no evidence; empty for none."""
+    if not unsure:
+        return ""
+    if not has_anchors:
+        return f"the cluster has none of the bucket's topics, {unsure} of them live"
+    if not has_dated:
+        return (
+            f"the cluster lacks {unsure} live topics, and a wrong clock dated all of the bucket's topics "
+            "that it has"
+        )
+    return f"the cluster lacks {unsure} live topics that are older than all topics that it has"
 
 
 def _is_gone(key: TopicKey, ids: Mapping[str, frozenset[str]]) -> bool:

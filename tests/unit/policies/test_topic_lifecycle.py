@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,14 +22,17 @@ from tieringd.policies.topic_lifecycle import (
     finished,
     noted_as_gone,
     ordered_to_go,
-    plan_presence,
     plan_purge,
     purge_resumed,
     seen_again,
     taken_back,
 )
+from tieringd.policies.topic_lifecycle import plan_presence as plan_presence_at
 
 NOW_MS, GRACE_MS = 1_000_000_000, 30_000
+CREATED_MS = 1_700_000_000_000
+"""The time at which topics were created, unless a test says another."""
+plan_presence = partial(plan_presence_at, now_ms=CREATED_MS + 1_000)
 OURS, OTHER = "our-writer", "other-writer"
 LIVE = TopicManifest(TopicKey("c", "orders", "id-1"), 1, 0, remote_delete=True)
 
@@ -53,7 +57,7 @@ STATES = {
 
 
 def topic(
-    name: str, topic_id: str, lifecycle: Lifecycle = Lifecycle.LIVE, *, created_at_ms: int = 0
+    name: str, topic_id: str, lifecycle: Lifecycle = Lifecycle.LIVE, *, created_at_ms: int = CREATED_MS
 ) -> TopicManifest:
     return TopicManifest(TopicKey("c", name, topic_id), 1, created_at_ms, lifecycle=lifecycle)
 
@@ -92,7 +96,11 @@ def test_topic_without_an_id_is_never_absent():
 
 def test_topic_is_absent_only_beside_one_that_is_no_younger():
     """A cluster that was formatted again under its old id has none but younger topics."""
-    found = [topic("a", "1", created_at_ms=5), topic("b", "2", created_at_ms=6), topic("c", "3")]
+    found = [
+        topic("a", "1", created_at_ms=CREATED_MS + 5),
+        topic("b", "2", created_at_ms=CREATED_MS + 6),
+        topic("c", "3"),
+    ]
     ids = {"a": frozenset({"1"}), "b": frozenset[str](), "c": frozenset[str]()}
     plan = plan_presence(found, ids)
     assert {key.topic_id for key in plan.absent} == {"2"}
@@ -103,9 +111,21 @@ def test_topic_is_absent_only_beside_one_that_is_no_younger():
     )
 
 
+@pytest.mark.parametrize("created_at_ms", [0, 12_000, CREATED_MS + 10 * 86_400_000])
+def test_topic_that_a_wrong_clock_dated_vouches_for_none(created_at_ms):
+    """A cluster that was formatted again on a host without a clock has such a topic first."""
+    found = [topic("a", "1", created_at_ms=created_at_ms), topic("b", "2")]
+    found.append(topic("c", "3", created_at_ms=created_at_ms + 1))
+    plan = plan_presence(found, {"a": frozenset({"1"}), "b": frozenset(), "c": frozenset()})
+    assert plan.absent == frozenset()
+    assert plan.nothing_known_because == (
+        "the cluster lacks 2 live topics, and a wrong clock dated all of the bucket's topics that it has"
+    )
+
+
 def test_topic_without_an_id_vouches_for_none():
     """The topic may have been created again under the same name."""
-    found = [topic("a", NO_TOPIC_ID), topic("b", "2", created_at_ms=6)]
+    found = [topic("a", NO_TOPIC_ID), topic("b", "2", created_at_ms=CREATED_MS + 6)]
     plan = plan_presence(found, {"a": frozenset({NO_TOPIC_ID}), "b": frozenset()})
     assert plan.absent == frozenset()
     assert plan.nothing_known_because != ""
