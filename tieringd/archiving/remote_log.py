@@ -267,14 +267,16 @@ class RemoteLog:
         finally:
             file.close()
 
-    async def lacks_tombstones(
+    async def lacks_what_stays(
         self,
         partition: TopicIdPartition,
         segments: Sequence[LocalSegment],
         pieces: Sequence[RemoteSegment],
     ) -> bool:
         """
-        Say whether compacted local *segments* lack a tombstone that archived *pieces* have.
+        Say whether compacted local *segments* lack a tombstone or a marker of archived *pieces*.
+
+        A marker counts only if its transaction may have begun before *pieces*.
 
         Raises:
             CorruptDataError: A batch is wrong, or the archive does not have it.
@@ -290,21 +292,22 @@ class RemoteLog:
                 async with aclosing(batches):
                     async for batch in batches:
                         await in_thread(cut.left_of, batch)
-                        if cut.kept_tombstones:
+                        if cut.kept_tombstones or cut.kept_markers:
                             return True
             await in_thread(local.require_end)
         return False
 
-    async def rewrite_with_tombstones(
+    async def rewrite_with_what_stays(
         self,
         partition: TopicIdPartition,
         segments: Sequence[LocalSegment],
         pieces: Sequence[RemoteSegment],
     ) -> tuple[RemoteSegment, ...]:
         """
-        Store each of *pieces* reduced to the records of compacted local *segments* and all its tombstones.
+        Store each of *pieces* reduced to the records of compacted local *segments*, tombstones and markers.
 
-        Each piece becomes one segment, marked as rewritten. No manifest is touched.
+        All tombstones and markers of *pieces* stay. Each piece becomes one segment, marked as rewritten. No
+        manifest is touched.
 
         Raises:
             CorruptDataError: A batch is wrong, or the archive does not have it.

@@ -1,11 +1,15 @@
 """
-Tombstones that a broker's cleaner has dropped, and that the archive still needs.
+Tombstones and markers that a broker's cleaner has dropped, and that the archive still needs.
 
-A cleaner drops a tombstone when the log below it has no older record of the key any more. The archive may
-still have one: in a segment that was trimmed before the cleaner ran, or in one whose compacted form is
-not uploaded yet. So a cleaned segment is compared, batch by batch, with its archived form. Where
-tombstones are missing, the archived segment is rewritten with the records that the cleaner left and all
-of its tombstones.
+A cleaner drops a tombstone when the log below it has no older record of the key any more, and a
+transaction's marker when the log has no record of the transaction any more. The archive may still have
+such a record: in a segment that was trimmed before the cleaner ran, or in one whose compacted form is not
+uploaded yet. So a cleaned segment is compared, batch by batch, with its archived form. Where tombstones or
+such markers are missing, the archived segment is rewritten with the records that the cleaner left and all
+of its tombstones and markers.
+
+Only a producer's first marker in the compared segments can end a transaction that began before them. A
+later one ends a transaction that began among them, and the cleaner has dropped all of its records there.
 
 Batches that a cleaner left unchanged are compared by their headers; only others are decoded.
 """
@@ -129,6 +133,13 @@ class TombstoneCut:
         self.removed_records = 0
         self.kept_tombstones = 0
         """Tombstones kept although the cleaner has dropped them."""
+        self.kept_markers = 0
+        """
+        Markers kept although the cleaner has dropped them, if their transactions may have begun before the
+        first of the segments.
+        """
+        self._ended: set[int] = set()
+        """Producers with a marker so far."""
 
     def begin(self, index: SegmentIndex) -> None:
         """Take the index of the segment whose batches come next; it is not needed here."""
@@ -136,6 +147,8 @@ class TombstoneCut:
     def left_of(self, batch: Batch) -> bytes | memoryview | None:
         """Return what is left of a batch; None or empty when no record stays."""
         header, local = batch.header, self._local.take(batch.header)
+        if header.is_control and header.record_count:
+            self._note_marker(header, local)
         if header.is_control or not header.record_count or (local is not None and not local):
             return batch.data
         offsets = {record.offset for record in iter_records(local)} if local else set()
@@ -156,3 +169,11 @@ class TombstoneCut:
             )
         self.removed_records += header.record_count - (parse_header(left).record_count if left else 0)
         return left
+
+    def _note_marker(self, header: BatchHeader, local: memoryview | None) -> None:
+        """Count the marker of *header* if it is needed, and is not in *local*, what the log has of it."""
+        is_first = header.producer_id not in self._ended
+        self._ended.add(header.producer_id)
+        # A cleaner may leave an empty batch in the place of a producer's last marker.
+        is_dropped = local is None or bool(local and not parse_header(local).record_count)
+        self.kept_markers += is_first and is_dropped

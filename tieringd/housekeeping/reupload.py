@@ -11,10 +11,10 @@ names.
 Where a file also covers segments that a job has rewritten, parts of the file replace single segments:
 they are copied as slices of it.
 
-Where a cleaner has dropped a tombstone that the archive still needs, the archived segments are rewritten
-instead, without the other records that the cleaner dropped. Rebuild learns of that from a record that is
-stored just before the commit. The replaced segments are held while an election could lose the winners of
-the dropped records (`policies.record_removal`).
+Where a cleaner has dropped a tombstone or a transaction's marker that the archive still needs, the
+archived segments are rewritten instead, without the other records that the cleaner dropped. Rebuild learns
+of that from a record that is stored just before the commit. The replaced segments are held while an
+election could lose the winners of the dropped records (`policies.record_removal`).
 
 `policies.compacted_reupload` decides what replaces what. A file that cannot be read is remembered in its
 current form, as long as the `CompactedReuploader` lives, and tried again only when it has changed.
@@ -262,10 +262,10 @@ class CompactedReuploader:
             StorageError: An operator must act.
         """
         try:
-            if not await self._needs_tombstones(reupload):
+            if not await self._needs_what_went(reupload):
                 return await self._copied(seen, reupload)
             if reupload.tombstones is not Tombstones.WAIT:
-                return await self._with_tombstones(seen, reupload)
+                return await self._with_what_stays(seen, reupload)
         except LocalFileError as error:
             self._attempts[reupload] += 1
             if self._attempts[reupload] < ATTEMPTS_MAX:
@@ -293,26 +293,26 @@ class CompactedReuploader:
         crossing = tuple(chain.from_iterable(copy.crossing for copy in copies))
         return self._change(seen, reupload, segments, crossing)
 
-    async def _needs_tombstones(self, reupload: Reupload) -> bool:
+    async def _needs_what_went(self, reupload: Reupload) -> bool:
         """
-        Say whether the archive still needs a tombstone that is not in the files any more.
+        Say whether the archive still needs a tombstone or a marker that is not in the files any more.
 
         Raises:
-            TieringError: As `RemoteLog.lacks_tombstones`.
+            TieringError: As `RemoteLog.lacks_what_stays`.
         """
         partition = self._leadership.partition
         if reupload.tombstones is Tombstones.GO and not await self._remote_log.goes_on_from_another(
             partition
         ):
             return False
-        return await self._remote_log.lacks_tombstones(partition, reupload.segments, reupload.replaced)
+        return await self._remote_log.lacks_what_stays(partition, reupload.segments, reupload.replaced)
 
-    async def _with_tombstones(self, seen: Observation, reupload: Reupload) -> StoredReupload:
-        segments = await self._remote_log.rewrite_with_tombstones(
+    async def _with_what_stays(self, seen: Observation, reupload: Reupload) -> StoredReupload:
+        segments = await self._remote_log.rewrite_with_what_stays(
             self._leadership.partition, reupload.segments, reupload.replaced
         )
         self._log.info(
-            "a cleaner has dropped tombstones that the archive needs; they stay",
+            "a cleaner has dropped tombstones or markers that the archive needs; they stay",
             base_offset=reupload.base_offset,
             next_offset=reupload.next_offset,
         )

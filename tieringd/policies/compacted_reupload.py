@@ -17,8 +17,9 @@ covers such segments and others, and the log is trimmed, the others may be repla
 file would stay for ever otherwise. Spilled segments are skipped; the archiver takes back those that the
 local log still holds.
 
-A tombstone may be dropped only where all that the archive has before it matches the log: see
-`Tombstones`, and `policies.record_removal` for the rule.
+A tombstone, or the marker of a transaction that may have begun before the run, may be dropped only where
+all that the archive has before it matches the log: see `Tombstones`, and `policies.record_removal` for the
+rule.
 
 This policy decides nothing about trimming. A segment whose file does not match the archive is never
 trimmed, before and after a reupload.
@@ -70,16 +71,17 @@ RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class Tombstones(Enum):
-    """What becomes of tombstones that the archive has and a cleaned run no longer has."""
+    """What becomes of tombstones and markers that the archive has and a cleaned run no longer has."""
 
     GO = "go"
     """
-    They are dropped: all readable offsets before the run match the log, so no older record of a key is left.
+    They are dropped: all readable offsets before the run match the log, so no older record of a key is left,
+    and no record of the transaction.
     """
     WAIT = "wait"
     """They will go, once earlier runs of the same plan are replaced."""
     STAY = "stay"
-    """They stay: the archive may have older records that they hide."""
+    """They stay: the archive may have older records that they hide, or records of the transaction."""
 
 
 @dataclass(frozen=True, slots=True)

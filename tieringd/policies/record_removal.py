@@ -14,6 +14,8 @@ Without the winner the record would be the latest of its key again. So the rule 
    one has read all that can be read before it, and drops what the tombstone hides in the same commit or
    earlier.
 3. Compacted segments replace others only while the archive has all segments that their winners came from.
+4. A transaction's marker may be dropped only if no record of the transaction can be read any more. Without
+   it, the producer's next marker seems to end both transactions.
 
 The rule does not cover erasure: an erased record has no winner, and must not come back. Segments that an
 erasure covers are no longer held (`PartitionManifest.released`).
