@@ -437,14 +437,29 @@ async def closed(
         manifest = stored.manifest or begin
         if manifest is None or (stored.manifest is not None and stored.manifest.is_closed):
             return stored
-        try:
-            return await manifests.commit(stored, manifest, leader_epoch=CLOSED_EPOCH)
-        except FencedError:
-            continue  # Another writer closed or removed it.
-        except StorageUnavailable as error:
-            if error.outcome_unknown or not await _has_changed(manifests, stored, partition):
-                raise
+        done = await closed_version(manifests, stored, manifest)
+        if done is not None:
+            return done
     raise StorageUnavailable(f"the manifest of {partition} was not closed: another process keeps changing it")
+
+
+async def closed_version(
+    manifests: ManifestStore, stored: StoredManifest, manifest: PartitionManifest
+) -> StoredManifest | None:
+    """
+    Replace *stored* by *manifest*, closed; None where the bucket has another version by now.
+
+    Raises:
+        StorageUnavailable: It is unknown whether the manifest is closed.
+    """
+    try:
+        return await manifests.commit(stored, manifest, leader_epoch=CLOSED_EPOCH)
+    except FencedError:
+        return None  # Another writer closed or removed it.
+    except StorageUnavailable as error:
+        if error.outcome_unknown or not await _has_changed(manifests, stored, manifest.partition):
+            raise
+        return None
 
 
 async def _has_changed(manifests: ManifestStore, stored: StoredManifest, partition: TopicIdPartition) -> bool:

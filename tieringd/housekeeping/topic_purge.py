@@ -16,6 +16,14 @@ topics' ids in its name, whether a manifest names it, or it is spilled, retired,
 orphan. The live manifests are deleted last, because they keep archivers out. The name alone identifies
 the owner of an object, so damaged objects are deleted as well, and leftovers of an earlier purge. A topic
 that was created again has another id.
+
+A topic without an id has the key of the purged one when it is created again, and begins once the purge is
+over. A purging process that was stopped may go on then. So what changes the bucket is another piece than what
+was read for it, and the lease is checked in between: what was read under the lease is of the old topic. A
+manifest is closed by compare-and-swap with the version that was read, and no name of any other object is used
+again. Only a live manifest is deleted by a key that the new topic has too. It is read again directly before,
+and deleted if it is closed. What stays is the time from that read until the store carries the deletion out:
+`ObjectStore` has no conditional deletion.
 """
 
 from __future__ import annotations
@@ -28,9 +36,9 @@ from typing import TypeAlias
 
 import structlog
 
-from tieringd.archive.manifest_store import ManifestStore, closed
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest, closed_version
 from tieringd.broker.base import Broker
-from tieringd.errors import CorruptDataError
+from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.formats.object_keys import (
     TopicKey,
     history_link_key,
@@ -42,8 +50,7 @@ from tieringd.formats.object_keys import (
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.housekeeping.partition_sweep import JobTurn
 from tieringd.metrics.archive_work import PurgeMetrics
-from tieringd.model.manifest import PartitionManifest
-from tieringd.model.partition import TopicIdPartition
+from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies import topic_lifecycle
 from tieringd.policies.topic_lifecycle import CONFIRM_AFTER_MS, PurgeStep, plan_presence, plan_purge
@@ -84,56 +91,98 @@ class TopicObjectDeleter:
         """
         Delete everything of *topics*, piece by piece; yield the store requests that each piece took.
 
-        *count* is called with the segments and bytes of each topic's archive, before anything is deleted.
+        A caller with a lease checks it before each piece. *count* is called with the segments and bytes of
+        each topic's archive, before anything is deleted.
 
         Raises:
             TieringError: What is left is deleted the next time.
         """
+        for steps in (self._close(topics, count), self._sweep(topics), self._delete_last(topics)):
+            async with aclosing(steps) as pieces:
+                async for requests in pieces:
+                    yield requests
+
+    async def _close(
+        self, topics: Sequence[TopicManifest], count: Callable[[TopicKey, int, int], Awaitable[object]]
+    ) -> AsyncGenerator[int]:
+        """Close the partitions' manifests, and count what they hold."""
         for topic in topics:
             segments = size_bytes = 0
             for partition in topic.partitions():
-                held = await self._close(partition)
-                if held is not None:
-                    segments, size_bytes = segments + held.segment_count, size_bytes + held.size_bytes
-                yield 2
+                stored = await self._load(partition)
+                yield 1
+                while stored.manifest is not None and not stored.manifest.is_closed:
+                    done = await closed_version(self._manifests, stored, stored.manifest)
+                    yield 1
+                    if done is None:
+                        done = await self._load(partition)
+                        yield 1
+                    stored = done
+                if stored.manifest is not None:
+                    segments += stored.manifest.segment_count
+                    size_bytes += stored.manifest.size_bytes
             await count(topic.key, segments, size_bytes)
             yield 2
+
+    async def _sweep(self, topics: Sequence[TopicManifest]) -> AsyncGenerator[int]:
+        """Delete all other objects of *topics* that the whole bucket has, page by page of its listing."""
         keys = frozenset(topic.key for topic in topics)
         manifests = frozenset(manifest_key(one) for topic in topics for one in topic.partitions())
         start_after: str | None = None
         while True:
-            start_after, requests = await self._sweep(keys, manifests, start_after)
-            yield requests
+            page = await self._store.list_page("", start_after=start_after)
+            yield 1
+            found: list[str] = []
+            for info in page.objects:
+                owner = owner_of(parse_quarantined_key(info.key) or info.key)
+                if owner is not None and topic_key(owner) in keys and info.key not in manifests:
+                    found.append(info.key)
+            if found:
+                await self._store.delete_many(found)
+                self._metrics.purged_objects.inc(len(found))
+                yield 1
+            start_after = page.next_start_after
             if start_after is None:
                 break
+
+    async def _delete_last(self, topics: Sequence[TopicManifest]) -> AsyncGenerator[int]:
+        """Delete the live manifests and history links of *topics*."""
         for topic in topics:
-            last = [manifest_key(one) for one in topic.partitions()] + [history_link_key(topic.key)]
+            last = [history_link_key(topic.key)]
+            if topic.key.topic_id == NO_TOPIC_ID:
+                for partition in topic.partitions():
+                    await self._delete_closed(partition)
+                    yield 2
+            else:
+                last += [manifest_key(one) for one in topic.partitions()]
             for begin in range(0, len(last), _DELETED_AT_ONCE):
                 await self._store.delete_many(last[begin : begin + _DELETED_AT_ONCE])
                 yield 1
 
-    async def _close(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Close a partition's manifest, if it has one that can be decoded; return it."""
+    async def _load(self, partition: TopicIdPartition) -> StoredManifest:
+        """Return a partition's manifest; a damaged one counts as none."""
         try:
-            return (await closed(self._manifests, partition)).manifest
+            return await self._manifests.load(partition)
         except CorruptDataError as error:
             log.warning("a damaged manifest is purged unread", partition=str(partition), error=str(error))
-            return None
+            return StoredManifest(None, None)
 
-    async def _sweep(
-        self, keys: frozenset[TopicKey], kept: frozenset[str], start_after: str | None
-    ) -> tuple[str | None, int]:
-        """Delete the objects of *keys* in one page of the whole listing, except for the objects *kept*."""
-        page = await self._store.list_page("", start_after=start_after)
-        found: list[str] = []
-        for info in page.objects:
-            owner = owner_of(parse_quarantined_key(info.key) or info.key)
-            if owner is not None and topic_key(owner) in keys and info.key not in kept:
-                found.append(info.key)
-        if found:
-            await self._store.delete_many(found)
-            self._metrics.purged_objects.inc(len(found))
-        return page.next_start_after, 2 if found else 1
+    async def _delete_closed(self, partition: TopicIdPartition) -> None:
+        """
+        Delete a partition's live manifest, if it is closed or damaged.
+
+        Raises:
+            StorageUnavailable: It is open: a process stored it after the others were closed.
+        """
+        try:
+            manifest = (await self._manifests.load(partition)).manifest
+            if manifest is None:
+                return
+        except CorruptDataError:
+            manifest = None
+        if manifest is not None and not manifest.is_closed:
+            raise StorageUnavailable(f"the manifest of {partition} was stored while its topic was purged")
+        await self._store.delete_many([manifest_key(partition)])
 
 
 class TopicPurgeJob:

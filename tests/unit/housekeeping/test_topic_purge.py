@@ -27,7 +27,7 @@ from tests.fakes.log_writer import CLUSTER, LogWriter
 from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import run_virtual
-from tests.fakes.wire import CrashingWire
+from tests.fakes.wire import CrashingWire, Wire
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
@@ -178,6 +178,100 @@ async def test_topic_without_an_id_is_archived_again_after_its_purge(world, purg
     await purging.turn(after_ms=LATE_CHECK_MS)
     manifest = (await archive.manifests.load(new.identified)).existing
     assert list((await values_in(archive, manifest)).values()) == [b"new"]
+
+
+class StoppingWire(Wire):
+    """Stops its process, as SIGSTOP does, before one request. Requests are counted from `arm` on."""
+
+    def __init__(self):
+        self.is_stopped, self.goes_on = asyncio.Event(), asyncio.Event()
+        self._left = None
+        self.sent = []
+
+    def arm(self, requests: int) -> None:
+        """Let the process send *requests* more."""
+        self._left = requests
+
+    async def carry(self, operation, effect, **given):
+        """Carry a request at once, before and after the stop."""
+        if self._left is not None:
+            self._left -= 1
+            if self._left == -1:
+                self.is_stopped.set()
+                await self.goes_on.wait()
+        self.sent.append(operation)
+        return await super().carry(operation, effect, **given)
+
+
+REQUESTS_OF_A_LATE_SEARCH = 18
+
+
+@pytest.mark.parametrize("leaves_something", [False, True], ids=["clean", "with-late-objects"])
+async def test_daemon_stopped_in_its_late_search_leaves_the_next_topic_alone(tmp_path, leaves_something):
+    """
+    Its lease ends, another daemon ends the search, and a new topic of the same key is archived.
+
+    That holds wherever it is stopped. One place is left out: after it read a late manifest as closed, and
+    before it deletes that manifest.
+    """
+    stops = [
+        await _stopped_late_search(tmp_path / str(number), number, leaves_something=leaves_something)
+        for number in range(REQUESTS_OF_A_LATE_SEARCH)
+    ]
+    assert "" in stops, "the last of them was not stopped at all"
+    assert {"get", "list_page", "delete_many"} <= set(stops)
+
+
+async def _stopped_late_search(directory, requests: int, *, leaves_something: bool) -> str:
+    """Stop a daemon after *requests* of its late search; return the request before which it was stopped."""
+    world = DeletedTopics(directory)
+    (directory / "plain").mkdir(parents=True)
+    archive = archive_in(world.store, now_ms=world.clock)
+    old = LogWriter(directory / "plain", "plain", 0, topic_id=NO_TOPIC_ID)
+    key = topic_key(old.identified)
+    old.closed_segment(b"old")
+    await archive.manifests.ensure_topic(key, partition_count=1)
+    await archived(old, archive)
+    wire = StoppingWire()
+    one, other = Purging(world, "d1", wire=wire), Purging(world, "d2")
+    for each in (one, other):
+        each.broker.cluster_topics = {"plain": set()}
+    await archive.manifests.change_topic(key, partial(ordered_to_go, now_ms=world.clock()))
+    while await one.turn(after_ms=GRACE_MS):
+        pass
+    assert (await world.manifest(key)).lifecycle is Lifecycle.PURGED
+    if leaves_something:
+        await archived(old, archive_in(world.store, writer_id="late", now_ms=world.clock))
+    for each in (one, other):
+        each.broker.cluster_topics["plain"] = {NO_TOPIC_ID}
+
+    wire.arm(requests)
+    world.clock.now_ms += LATE_CHECK_MS
+    first = asyncio.create_task(one.turn())
+    stopped = asyncio.create_task(wire.is_stopped.wait())
+    await asyncio.wait({first, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    world.clock.now_ms += LEASE_MS + 1
+    while await other.turn():
+        pass
+    await other.turn()
+    assert (await world.manifest(key)).lifecycle is Lifecycle.LIVE
+    (directory / "again").mkdir()
+    new = LogWriter(directory / "again", "plain", 0, topic_id=NO_TOPIC_ID)
+    new.closed_segment(b"new")
+    await archived(new, archive_in(world.store, writer_id="e5", now_ms=world.clock))
+
+    was_stopped, sent_before = wire.is_stopped.is_set(), len(wire.sent)
+    wire.goes_on.set()
+    stopped.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    found = (await archive.manifests.load(new.identified)).manifest
+    request = wire.sent[sent_before] if was_stopped else ""
+    is_left_out = leaves_something and request == "delete_many" and wire.sent[sent_before - 1] == "get"
+    if not is_left_out:
+        assert found is not None, f"the new topic's manifest is gone; stopped before {request}"
+        assert not found.is_closed, f"the new topic's manifest is closed; stopped before {request}"
+        assert list((await values_in(archive, found)).values()) == [b"new"]
+    return request
 
 
 async def test_topic_that_was_created_again_is_read_as_before(world, purging):
