@@ -74,6 +74,11 @@ _REFUSED: Final = (
     "configuration"
 )
 """Why a topic that was archived is left out."""
+_UNTOLD: Final = (
+    "the broker does not tell the topic's settings in this round, and they may keep what the defaults would "
+    "delete"
+)
+"""Why nothing of a topic is trimmed whose settings this daemon has never read."""
 _WRITTEN: Final = MappingProxyType({"redpanda.remote.write": "true"})
 """Settings of a topic that is archived, unless the file says no."""
 _READ: Final = MappingProxyType({"redpanda.remote.read": "true"})
@@ -260,8 +265,13 @@ class Observer:
         # A scan remembers files for the next one, so only one runs at a time.
         self._scan_lock = asyncio.Lock()
         self._topics: dict[str, TopicConfig] = {}
-        self._resolved: dict[str, tuple[Mapping[str, str], TopicManifest | None, TopicConfig]] = {}
-        """Each topic's configuration, with the broker's settings and the record that it follows from."""
+        self._told: dict[TopicKey, Mapping[str, str]] = {}
+        """The last settings that the broker told of each topic."""
+        self._resolved: dict[str, tuple[Mapping[str, str] | None, TopicManifest | None, TopicConfig]] = {}
+        """
+        Each topic's configuration, with the broker's settings and the record that it follows from. The
+        settings are None where they were never told.
+        """
         self._listed: ListedPartitions | None = None
         self._tiered: TieredPartitions | None = None
         self._circumstances: _Circumstances | None = None
@@ -580,6 +590,9 @@ class Observer:
         A topic whose settings this user may not read becomes a problem, and is not archived in this round:
         its settings may switch archiving off.
 
+        The broker leaves out a topic that it does not know, as while it is created or deleted. Its last known
+        settings count. Where there are none, nothing of it is deleted.
+
         Raises:
             BrokerDenied: This user may read the settings of no topic.
         """
@@ -590,23 +603,32 @@ class Observer:
             # This user lacks the right as such, and nothing would be archived.
             raise refusals[0]
         before, self._resolved = self._resolved, {}
+        told_before, self._told = self._told, {}
         configs: dict[str, TopicConfig] = {}
         hidden = set[str]()
         for name in names:
-            settings = from_broker.get(name, {})
+            key = TopicKey(cluster, name, topic_ids[name])
+            settings = from_broker.get(name, told_before.get(key))
             if isinstance(settings, BrokerDenied):
                 problems[f"topic {name}"] = str(settings)
                 hidden.add(name)
                 configs[name] = self._hidden_config(name)
+                if key in told_before:
+                    self._told[key] = told_before[key]
                 continue
-            recorded = self._registry.manifest(TopicKey(cluster, name, topic_ids[name]))
+            recorded = self._registry.manifest(key)
             known = before.get(name)
             # An unchanged configuration stays the same object, because it is compared for each partition.
             if known is None or (known[0], known[1]) != (settings, recorded):
-                config = self._config.topic(name, settings, recorded)
+                config = self._config.topic(name, settings or {}, recorded)
+                if settings is None:
+                    config = _deleting_nothing(config)
                 earlier = self._topics.get(name)
-                known = (dict(settings), recorded, earlier if earlier == config else config)
+                copied = None if settings is None else dict(settings)
+                known = (copied, recorded, earlier if earlier == config else config)
             self._resolved[name] = known
+            if known[0] is not None:
+                self._told[key] = known[0]
             configs[name] = known[2]
         self._hidden_topics = frozenset(hidden)
         self._described_topics = frozenset(from_broker) - hidden
@@ -754,6 +776,21 @@ def _managed(
         and key not in closed
         and TopicPartition(key.topic, 0) not in unclear
     }
+
+
+def _deleting_nothing(topic: TopicConfig) -> TopicConfig:
+    """
+    Return the configuration of a topic whose settings were never told, resolved by the defaults as *topic*.
+
+    It may be compacted, so nothing of it is merged. What *topic* says of problems rests on the defaults.
+    """
+    return replace(
+        topic,
+        never_trimmed_because=topic.never_trimmed_because or _UNTOLD,
+        total=replace(topic.total, deletes=False),
+        merging=replace(topic.merging, is_enabled=False),
+        problems=(),
+    )
 
 
 def _untrimmed(topic: TopicConfig) -> TopicConfig:

@@ -89,7 +89,8 @@ class Broker(Protocol):
 
         The exceptions are `cleanup.policy`, `retention.ms`, `retention.bytes` and
         `unclean.leader.election.enable`: they are always included, where the broker has such a setting.
-        A topic whose settings this user may not read has the error instead.
+        A topic that the cluster does not know is left out. A topic whose settings this user may not read has
+        the error instead.
         """
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import archive_in, tiered_config
+from tests.fakes.archive import archive_in, archiver_of, tiered_config
 from tests.fakes.broker import FakeBroker, broker_unavailable
 from tests.fakes.log_writer import CLUSTER, LogWriter
 from tieringd.archiving.observer import Observer
@@ -124,6 +124,11 @@ def watch(make_watch):
 def wanted(snapshot) -> dict[str, int]:
     """Return the epoch under which each partition is to be archived."""
     return {str(one.partition): one.leader_epoch for one in snapshot.wanted}
+
+
+def seen_of(snapshot, writer):
+    """Return the observation of the partition of *writer*."""
+    return snapshot.wanted[Leadership(writer.identified, writer.epochs[-1][0])]
 
 
 def followed(snapshot) -> list[str]:
@@ -656,6 +661,82 @@ async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, w
     watch.broker.untold = {"orders"}
     snapshot = await watch.scan()
     assert (snapshot.remote_delete, len(snapshot.local)) == ({}, len(writers))
+
+
+KEPT_LOCALLY = {"retention.local.target.bytes": "-1", "retention.local.target.ms": "-1"}
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_answer_without_a_topic_trims_nothing_of_it(watch, writers, log_dir, is_known):
+    """The topic keeps its whole log, and the cluster's default keeps one byte of it on the broker."""
+    writer = writers[0]
+    second = writer.closed_segment()
+    watch.observer.set_config(tiered_config(log_dir, target_bytes=1))
+    watch.broker.configs["orders"] = KEPT_LOCALLY
+    await watch.registry.refresh(CLUSTER)
+    await watch.registry.ensure({topic_key(writer.identified): 3})
+    if is_known:
+        await watch.scan()
+    watch.broker.untold = {"orders"}
+    archiver = archiver_of(writer, watch.archive, watch.broker)
+    for _ in range(3):
+        await archiver.step(seen_of(await watch.scan(), writer))
+    assert (archiver.manifest.next_offset, writer.log_start_offset) == (writer.next_offset, 0)
+
+    watch.broker.untold, watch.broker.configs["orders"] = set(), {}
+    await archiver.step(seen_of(await watch.scan(), writer))
+    assert writer.log_start_offset == second
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"},
+        {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+    ],
+)
+async def test_topic_left_out_of_an_answer_keeps_its_last_settings(watch, writers, log_dir, settings):
+    """They are resolved with the present file, and count until the broker tells others."""
+    watch.broker.configs["orders"] = settings
+    told = (await watch.scan()).topics["orders"]
+    watch.broker.untold = {"orders"}
+    for _ in range(2):
+        snapshot = await watch.scan()
+        assert snapshot.topics["orders"] is told
+    watch.observer.set_config(tiered_config(log_dir, interval_ms=7_000, target_bytes=1))
+    topic = (await watch.scan()).topics["orders"]
+    assert (topic.total, topic.is_compacted) == (told.total, told.is_compacted)
+    assert topic.local_target != told.local_target
+    watch.broker.untold, watch.broker.configs["orders"] = set(), {"retention.ms": "7"}
+    assert (await watch.scan()).topics["orders"].total.limit_ms == 7
+
+
+async def test_topic_whose_settings_were_never_told_loses_nothing(watch, writers):
+    """It is archived; nothing of it is trimmed, expired or merged, and its retention is not managed."""
+    watch.broker.untold = {"orders"}
+    first = await watch.scan()
+    topic = first.topics["orders"]
+    assert "does not tell the topic's settings" in topic.never_trimmed_because
+    assert (topic.remote_write, topic.total.deletes, topic.merge_limits) == (True, False, None)
+    assert (topic.problems, first.managed) == ((), {})
+    assert wanted(first) == {"orders-0": 0, "orders-1": 0, "orders-2": 0}
+    again = await watch.scan()
+    assert again.topics["orders"] is topic
+    watch.broker.untold = set()
+    topic = (await watch.scan()).topics["orders"]
+    assert (topic.never_trimmed_because, topic.total.deletes) == ("", True)
+
+
+async def test_topic_that_is_created_again_does_not_take_over_settings(watch, writers, log_dir):
+    """The settings were told of another id."""
+    watch.broker.configs["orders"] = KEPT_LOCALLY
+    await watch.scan()
+    for writer in writers:
+        writer.path.rename(log_dir / f"{writer.name}.{'0' * 32}-delete")
+        watch.broker.add(LogWriter(log_dir, "orders", writer.name.partition, topic_id="anew" + "w" * 18))
+    watch.broker.untold = {"orders"}
+    await watch.scan()  # It notices other directories, and the next one finds the topic.
+    assert not (await watch.scan()).topics["orders"].total.deletes
 
 
 @pytest.mark.parametrize(
