@@ -23,7 +23,7 @@ from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.archive_reader import Indexes
 from tieringd.archive.segment_swap import store_rewriting
-from tieringd.errors import ChecksumRejected
+from tieringd.errors import ChecksumRejected, CorruptDataError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
@@ -149,9 +149,35 @@ async def index_of_parts(
 
     Raises:
         ObjectNotFound: The index of a part was deleted.
-        CorruptDataError: An index is damaged, or the parts do not follow each other.
+        CorruptDataError: An index is damaged, the parts do not follow each other, or the marker of an aborted
+            transaction is missing.
     """
-    return merged_index([IndexedSegment(part, await indexes.index_of(partition, part)) for part in parts])
+    found = [IndexedSegment(part, await indexes.index_of(partition, part)) for part in parts]
+    _require_markers([one.index for one in found])
+    return merged_index(found)
+
+
+def _require_markers(indexes: Sequence[SegmentIndex]) -> None:
+    """
+    Check that each segment lists the transactions whose abort markers it should have.
+
+    A broker's cleaner may drop a marker before its segment is archived. A client of the merged segment would
+    meet no marker, and would take the producer's next records for aborted.
+    """
+    has_marker = {
+        (one.producer_id, one.last_offset)
+        for index in indexes
+        for one in index.aborted
+        if index.base_offset <= one.last_offset <= index.last_offset
+    }
+    for one in (one for index in indexes for one in index.aborted):
+        is_inside = one.last_offset <= indexes[-1].last_offset
+        if is_inside and (one.producer_id, one.last_offset) not in has_marker:
+            raise CorruptDataError(
+                f"the segment with offset {one.last_offset} lacks the marker of producer "
+                f"{one.producer_id}'s aborted transaction from offset {one.first_offset}",
+                offset=one.last_offset,
+            )
 
 
 async def store_merged(

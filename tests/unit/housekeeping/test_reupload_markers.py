@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.fakes.archive import archive_in, archived, values_in
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.housekeeping.test_reupload import Reuploading
 from tests.unit.recovery.test_restorer import Site
 from tieringd.archive.archive_reader import Batch, SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.scrub.data_scan import DataIndexer, renamed_by
 from tieringd.archiving.tombstone_keeper import TombstoneCut
+from tieringd.errors import CorruptDataError
 from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker, parse_header, sealed
@@ -118,6 +122,26 @@ async def test_clients_get_all_that_is_committed_of_segments_merged_later(log, s
     merged = await store_merged(store, joiner, partition, parts, index, leader_epoch=0, writer_id="m1")
     data = store.objects[data_key(partition, merged.segment)][0]
     assert client_keeps(batches_of(data), index.aborted) == {2: b"committed", 4: b"other"}
+
+
+async def test_segments_whose_marker_was_never_archived_are_not_merged(log, store):
+    """
+    The cleaner has dropped the marker before the first upload.
+
+    In a merged segment the producer would seem aborted to the end. Each segment by itself is read right.
+    """
+    whole = await archived(log, archive_in(store))
+    indexes, parts = SegmentIndexes(store), tuple(whole.segments)
+    assert (await index_of_parts(indexes, log.identified, parts)).aborted == (AbortedTransaction(7, 0, 1),)
+    log.compact(1, without=[1])
+    other = MemoryStore()
+    late = tuple((await archived(log, archive_in(other))).segments)
+    for one, kind in itertools.product(parts[:1], (data_key, index_key)):
+        other.add(kind(log.identified, one), store.objects[kind(log.identified, one)][0])
+    parts = (parts[0], *late[1:])
+    with pytest.raises(CorruptDataError, match="lacks the marker of producer 7's aborted transaction"):
+        await index_of_parts(SegmentIndexes(other), log.identified, parts)
+    assert (await index_of_parts(SegmentIndexes(other), log.identified, parts[1:])).aborted == ()
 
 
 async def test_index_made_again_from_data_lists_what_was_aborted(log, store):
