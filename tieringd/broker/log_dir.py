@@ -491,6 +491,8 @@ class LogDirRescan:
         Those of them whose segments were looked at while writes to them were reported, and that no write was
         reported of since.
         """
+        self._changed: set[str] = set()
+        """The directories with a reported change of a name, or a new listing, since `held` was asked last."""
         self._replaced: set[str] = set()
         """The directories that took the place of a watched one: the reports may be of the earlier one."""
         self._unwritten: set[str] = set()
@@ -534,15 +536,22 @@ class LogDirRescan:
             self._still &= reported.watched
         self._reported = reported
         self._held -= reported.renamed
+        self._changed |= reported.renamed
         self._still -= reported.renamed
         # A directory that is watched anew counts as changed.
         self._replaced -= reported.renamed
         self._still -= reported.unreported_writes
 
     def held(self) -> Collection[str]:
-        """Return the directories in which no name has changed, by the reports that this scan relies on."""
+        """
+        Return the directories in which no name has changed since the last call.
+
+        By the reports that this scan relies on; a scan asks once, before it reads.
+        """
         looked_at = self._scans % LOOK_EVERY
-        return {path for path in self._held if hash(path) % LOOK_EVERY != looked_at}
+        # A change that came after the last answer may have been looked at since, and the name holds again.
+        changed, self._changed = self._changed, set()
+        return {path for path in self._held if path not in changed and hash(path) % LOOK_EVERY != looked_at}
 
     def read(self, partition: LocalPartition) -> LocalLog:
         """
@@ -564,6 +573,7 @@ class LogDirRescan:
             del self._listed[path]
         was_held = path in self._held
         self._held.discard(path)
+        self._changed.add(path)
         self._still.discard(path)
         # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)

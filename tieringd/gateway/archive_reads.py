@@ -329,7 +329,9 @@ class ArchiveReads:
     async def _held_of_history(
         self, manifest: PartitionManifest, offset: int
     ) -> HeldBatches | PassageBatch | None:
-        parts = partial(self._history.parts, manifest.partition, start_offset=manifest.start_offset)
+        parts = partial(
+            self._history.parts, manifest.partition, start_offset=manifest.start_offset, from_offset=offset
+        )
         try:
             return await self._held_in(await parts(), offset)
         except ObjectNotFound:

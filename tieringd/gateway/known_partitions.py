@@ -90,12 +90,11 @@ def have_part_of_log(pins: Sequence[Pin], bounds: LogBounds, *, after_offset: in
     """
     Say whether *pins* have offsets of a log from *after_offset* on that the broker's log no longer has.
 
-    *after_offset* is where the archive ends, or what a user has deleted does. *bounds* are the broker's.
+    *after_offset* is where the archive ends, or what a user has deleted does. *bounds* are the broker's. A
+    pin of a segment in which the log begins has nothing that the log lacks and that is uploaded later.
     """
     return any(
-        not pin.is_stray
-        and pin.segment.base_offset < bounds.log_start_offset
-        and (pin.segment.next_offset or 0) > after_offset
+        not pin.is_stray and after_offset < (pin.segment.next_offset or 0) <= bounds.log_start_offset
         for pin in pins
     )
 

@@ -153,6 +153,7 @@ class History:
         *,
         start_offset: int,
         deleted_before: int = 0,
+        from_offset: int = 0,
         is_fresh: bool = False,
     ) -> tuple[PartitionManifest, ...]:
         """
@@ -163,7 +164,8 @@ class History:
         deleted through an archive in between, when its topic was the newest. With *is_fresh* their manifests
         are read again, because an object is gone.
 
-        An archive that was purged is left out, and so are those before it.
+        An archive that was purged is left out, and so are those before it. So is one whose manifest is
+        missing, if it ends at or before *from_offset*: the caller needs what comes after that.
 
         Raises:
             ObjectNotFound: A manifest is missing, and its topic was not purged.
@@ -187,7 +189,7 @@ class History:
             old = TopicIdPartition(key.cluster, key.topic, key.topic_id, number)
             manifest = await self._manifest(old, is_fresh=is_fresh)
             if manifest is None:
-                if end_offset > hidden:
+                if end_offset > max(hidden, from_offset):
                     await self._require_purged(old, end_offset)
                 break
             if manifest.start_offset < end_offset:
@@ -209,7 +211,8 @@ class History:
             ObjectNotFound: It was not purged: the manifest is lost.
         """
         topic = await self._manifests.load_topic(topic_key(partition))
-        if topic is None or topic.lifecycle not in BEYOND_RETURN:
+        # A topic that was moved to this bucket came without an older archive that had been purged before.
+        if topic is not None and topic.lifecycle not in BEYOND_RETURN:
             raise ObjectNotFound(
                 f"{manifest_key(partition)} is missing: the log continues the archive of {partition} in "
                 f"cluster {partition.cluster}, whose records before offset {end_offset} cannot be read "
@@ -371,6 +374,7 @@ class LogReader:
                 self._partition,
                 start_offset=own.start_offset,
                 deleted_before=own.deleted_before,
+                from_offset=self.next_offset,
                 is_fresh=is_fresh,
             )
             for part in parts:

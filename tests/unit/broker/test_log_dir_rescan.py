@@ -209,6 +209,26 @@ def test_partitions_without_a_reported_change_are_looked_at_in_one_of_five_scans
     assert sum(looks[:LOOK_EVERY]) == sum(looks[LOOK_EVERY:]) == LOOK_AT_ALL
 
 
+def test_change_that_was_looked_at_meanwhile_is_not_held_once(watched):
+    """What depends on the names of a directory is read again, also where the logs were read twice since."""
+    first, *others = watched.writers
+    watched.rescan.held()
+    watched.rename(lambda writer: writer.begin_epoch(7), first)
+    watched.rescan.note_changes(watched.reports)
+    # The logs are read, and the changed one is read again before the next scan.
+    partitions = watched.rescan.scan([watched.root]).partitions
+    for _ in range(3):
+        for one in partitions:
+            watched.rescan.read(one)
+    answers = []
+    for _ in range(LOOK_EVERY):
+        answers.append(watched.rescan.held())
+        watched.rescan.scan([watched.root])
+    assert str(first.path) not in answers[0]
+    assert any(str(first.path) in one for one in answers[1:])
+    assert all(sum(str(one.path) in each for each in answers) == LOOK_EVERY - 1 for one in others)
+
+
 def test_unchanged_log_is_the_same_object_whether_it_is_looked_at_or_not(watched):
     """The same object shows that nothing which follows from the log is to be made anew."""
     first = watched.read()[0]

@@ -329,6 +329,27 @@ async def test_head_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, 
         assert (await told(behind, 3))[1] == 0
 
 
+@virtually
+async def test_pin_of_a_segment_that_the_log_still_has_is_not_waited_for(tmp_path, store, writers):
+    """A user deletes records inside a segment that is not archived yet: the broker has all that is left."""
+    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
+    pin_root.mkdir()
+    daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
+
+    async def put(*arguments, **options):
+        raise StorageUnavailable("away")
+
+    store.put = put
+    async with serving(tmp_path, store, daemon) as behind:
+        for _ in range(6):
+            await daemon.round()
+        assert daemon.pinned(writers[0]) == [0]
+        writers[0].log_start_offset = 1
+        await daemon.round()
+        assert await behind.listed(EARLIEST) is None
+        assert await behind.listed(FIRST_MS + 1) is None
+
+
 async def archived_to(daemon, writer, next_offset):
     """Run rounds until the archive of *writer* ends at *next_offset*."""
     while (found := stored_manifest(daemon.store, writer)) is None or found.next_offset < next_offset:

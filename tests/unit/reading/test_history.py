@@ -141,6 +141,7 @@ async def test_lost_manifest_of_an_older_archive_is_named(tmp_path, store, archi
     """The log would seem to begin anew without it. Readers that begin behind that archive do not need it."""
     old, _ = await old_archive(tmp_path, store, 0)
     new, _ = await old_archive(tmp_path, store, 1, first_offset=6)
+    await archive.manifests.ensure_topic(key_of(0), partition_count=1)
     await history.link(linked(1, 6))
     key = manifest_key(old.identified)
     store.remove(key)
@@ -163,6 +164,36 @@ async def test_lost_manifest_of_an_older_archive_is_named(tmp_path, store, archi
     assert await history.parts(new.identified, start_offset=6, deleted_before=6) == ()
     with pytest.raises(ObjectNotFound, match=key):
         await history.parts(new.identified, start_offset=6, deleted_before=5)
+
+
+async def test_archive_between_is_read_where_the_one_before_it_is_lost(tmp_path, store, archive, history):
+    """A reader that begins in the archive between needs no older one."""
+    first, _ = await old_archive(tmp_path, store, 0)
+    await old_archive(tmp_path, store, 1, first_offset=6)
+    third, _ = await old_archive(tmp_path, store, 2, first_offset=12)
+    await history.link(linked(1, 6))
+    await history.link(linked(2, 12))
+    await archive.manifests.ensure_topic(key_of(0), partition_count=1)
+    store.remove(manifest_key(first.identified))
+    reader = LogReader(
+        third.identified,
+        manifests=archive.manifests,
+        records=archive.records,
+        from_offset=6,
+        on_gap=lambda _: None,
+        history=history,
+    )
+    assert [one.offset async for one in reader.records(read_committed=True)] == [*range(6, 18)]
+
+
+async def test_archive_of_which_the_bucket_has_no_topic_is_no_history(tmp_path, store, archive, history):
+    """A topic that was moved to this bucket came without an older archive that had been purged."""
+    old, _ = await old_archive(tmp_path, store, 0)
+    new, _ = await old_archive(tmp_path, store, 1, first_offset=6)
+    await history.link(linked(1, 6))
+    store.remove(manifest_key(old.identified))
+    assert (await archive.manifests.load_topic(key_of(0))) is None
+    assert await history.parts(new.identified, start_offset=6) == ()
 
 
 async def test_purged_archive_is_no_history(tmp_path, store, archive, history):
