@@ -40,7 +40,7 @@ class OperatorWait:
 
 
 class OperatorCase(LeadershipLogger):
-    """What may make a case for an operator. Owned by a partition's lineage keeper, used within its step."""
+    """A fault that an operator may have to decide. A lineage keeper owns it, and uses it within its step."""
 
     operator_wait: OperatorWait | None = None
     """The case that only an operator can decide; None without one."""

@@ -71,7 +71,7 @@ RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class Tombstones(Enum):
-    """What becomes of tombstones and markers that the archive has and a cleaned run no longer has."""
+    """A choice for tombstones and markers that are in the archive, and not in the cleaned run any more."""
 
     GO = "go"
     """

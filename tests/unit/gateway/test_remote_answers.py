@@ -72,6 +72,14 @@ def where(request):
     place = PLACES[0]
 
 
+@pytest.fixture
+def pin_root(tmp_path):
+    """Give a directory for pins, beside the log directory."""
+    root = tmp_path.parent / f"{tmp_path.name}-pins"
+    root.mkdir()
+    return root
+
+
 class Wire:
     """The link of a worker, in one process: everything that passes is pickled."""
 
@@ -264,10 +272,8 @@ async def only_pinned(daemon, store, writer):
 
 
 @virtually
-async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers):
+async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, pin_root):
     """The broker has deleted it and it is not uploaded yet; afterwards the archive has it."""
-    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
-    pin_root.mkdir()
     daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
     async with serving(tmp_path, store, daemon) as behind:
         writer = writers[0]
@@ -280,10 +286,8 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
 
 
 @virtually
-async def test_offset_of_a_time_that_only_a_pin_has_is_waited_for(tmp_path, store, writers):
+async def test_offset_of_a_time_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, pin_root):
     """A later offset of the broker's log would have the client skip what the archive has later."""
-    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
-    pin_root.mkdir()
     daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
     async with serving(tmp_path, store, daemon) as behind:
         writer = writers[0]
@@ -297,10 +301,8 @@ async def test_offset_of_a_time_that_only_a_pin_has_is_waited_for(tmp_path, stor
 
 @pytest.mark.parametrize("is_claimed", [True, False])
 @virtually
-async def test_head_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, is_claimed):
+async def test_head_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, is_claimed, pin_root):
     """The store took no segment since the topic began, and the broker has deleted the head of the log."""
-    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
-    pin_root.mkdir()
     daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
     writer, put, is_away = writers[0], store.put, True
 
@@ -330,10 +332,8 @@ async def test_head_that_only_a_pin_has_is_waited_for(tmp_path, store, writers, 
 
 
 @virtually
-async def test_pin_of_a_segment_that_the_log_still_has_is_not_waited_for(tmp_path, store, writers):
+async def test_pin_of_a_segment_that_the_log_still_has_is_not_waited_for(tmp_path, store, writers, pin_root):
     """A user deletes records inside a segment that is not archived yet: the broker has all that is left."""
-    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
-    pin_root.mkdir()
     daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
 
     async def put(*arguments, **options):
@@ -413,10 +413,8 @@ async def passage_of(behind, offset):
 
 
 @virtually
-async def test_client_is_moved_no_further_than_to_the_next_pin(tmp_path, store, writers):
+async def test_client_is_moved_no_further_than_to_the_next_pin(tmp_path, store, writers, pin_root):
     """The records of a pin are archived once the store is back, and the client waits for them."""
-    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
-    pin_root.mkdir()
     daemon, writer = Daemon(tmp_path, store, writers, pin_root=pin_root), writers[0]
     async with serving(tmp_path, store, daemon) as behind:
         await lost_segment(daemon, writer)
@@ -498,11 +496,9 @@ async def test_late_read_that_found_lost_offsets_is_not_taken_over(tmp_path, sto
 @pytest.mark.parametrize("fault", ["settings are hidden", "checkpoint is damaged"])
 @virtually
 async def test_offset_that_only_a_pin_has_is_waited_for_while_the_partition_is_unclear(
-    tmp_path, store, writers, fault
+    tmp_path, store, writers, fault, pin_root
 ):
     """What is known of a partition that could not be read stays as it is, and its pins stay as well."""
-    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
-    pin_root.mkdir()
     # Where no topic's settings can be read, the round fails as a whole.
     other = LogWriter(writers[0].partition.log_dir, "other")
     daemon = Daemon(tmp_path, store, [*writers, other], pin_root=pin_root)
