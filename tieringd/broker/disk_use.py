@@ -8,10 +8,11 @@ the broker has marked for deletion are not counted, because the broker deletes t
 on two facts. A name cannot come or go without a change of its directory's modification time. And in a
 partition's directory only the active segment is appended to, its indexes together with its log: Kafka
 begins, deletes, replaces and renames all other files, which changes the directory's time. So a directory
-is listed again when its time or its active segment has changed. Some changes show in neither: a
-filesystem frees blocks that it had reserved, or a file is edited by hand. The next full scan of the
-directory finds them, which comes after `FULL_SCAN_EVERY` measurements at the latest. These figures
-alone trim nothing: they tell how much room is needed, and archivers prove what may be trimmed.
+is listed again when its time or its active segment has changed. Some changes show in neither: minutes
+after the last write a filesystem frees blocks that it had reserved, or a file is edited by hand. The next
+full scan of the directory finds them, after `FULL_SCAN_EVERY` measurements at the latest, and after
+`OLD_SCAN_EVERY` where the last write was so long ago that no block is reserved. These figures alone trim
+nothing: they tell how much room is needed, and archivers prove what may be trimmed.
 
 The daemon's scan of the logs reads the same times. A log that the newest scan found unchanged is not
 inspected again: its figure is then as old as that scan, which runs every ten seconds by default.
@@ -39,6 +40,10 @@ from tieringd.policies.disk_areas import DirectoryUse
 
 FULL_SCAN_EVERY: Final = 20
 """One in this many measurements of a directory is a full scan: every ten minutes by default."""
+OLD_SCAN_EVERY: Final = 120
+"""The same where nothing was written for `OLD_NS`: every hour by default."""
+OLD_NS: Final = 600_000_000_000
+"""Filesystems give reserved blocks back sooner after the last write."""
 _BLOCK_BYTES = 512  # The unit of `st_blocks`, whatever the filesystem's own block size.
 _LEAVING_SUFFIXES = (".deleted", "-delete")
 
@@ -169,6 +174,8 @@ class _Measured:
     active_modified_ns: int
     measurements_left: int
     """Measurements until the next full scan."""
+    is_old: bool
+    """Whether the last write was `OLD_NS` ago then."""
     log: LocalLog | None
     """The log that a scan had read before the directory was inspected for the last time."""
 
@@ -257,11 +264,14 @@ class DiskUseMeter:
         active = _status(active_path) if active_path else None
         if directory is None or active is None:
             return size_bytes, None
-        if not is_settled(max(directory.st_mtime_ns, active.st_mtime_ns), now_ns=now_ns):
+        changed_ns = max(directory.st_mtime_ns, active.st_mtime_ns)
+        if not is_settled(changed_ns, now_ns=now_ns):
             return size_bytes, None
-        # Spread the full scans of ten thousand directories over the measurements.
+        is_old = now_ns - changed_ns >= OLD_NS
+        every = OLD_SCAN_EVERY if is_old else FULL_SCAN_EVERY
         self._full_scans += 1
-        measurements_left = FULL_SCAN_EVERY - 1 if known else self._full_scans % FULL_SCAN_EVERY
+        # Spread the full scans of ten thousand directories over the measurements.
+        is_spread = known is not None and known.is_old >= is_old
         return size_bytes, _Measured(
             size_bytes,
             directory.st_ino,
@@ -270,7 +280,8 @@ class DiskUseMeter:
             active.st_ino,
             active.st_size,
             active.st_mtime_ns,
-            measurements_left,
+            every - 1 if is_spread else self._full_scans % every,
+            is_old,
             log,
         )
 

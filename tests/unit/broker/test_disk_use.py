@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 
 import pytest
 
 from tests.support.file_calls import counted_file_calls
-from tieringd.broker.disk_use import FULL_SCAN_EVERY, NO_SCAN, DiskUseMeter, ScannedLogs, directory_uses
+from tieringd.broker.disk_use import (
+    FULL_SCAN_EVERY,
+    NO_SCAN,
+    OLD_SCAN_EVERY,
+    DiskUseMeter,
+    ScannedLogs,
+    directory_uses,
+)
 from tieringd.broker.log_dir import LogDirRescan
 
 LONG_AGO_NS = 1_700_000_000_000_000_000
@@ -16,10 +24,10 @@ PARTITIONS = 5
 _ticks = itertools.count()
 
 
-def settle(path):
+def settle(path, *, since_ns=LONG_AGO_NS):
     """Let what is in *path*, and the directory, be as if it was changed long ago, and later than before."""
     for each in (*path.iterdir(), path):
-        time_ns = LONG_AGO_NS + next(_ticks) * 1_000_000
+        time_ns = since_ns + next(_ticks) * 1_000_000
         os.utime(each, ns=(time_ns, time_ns))
 
 
@@ -126,7 +134,7 @@ def test_meter_sees_a_new_partition(meter, log_dir):
 def test_meter_checks_directory_and_active_segment_of_what_did_not_change(meter, log_dir):
     """Each partition is read whole once in so many measurements, and not all in the same one."""
     listings = []
-    for _ in range(FULL_SCAN_EVERY):
+    for _ in range(OLD_SCAN_EVERY):
         with counted_file_calls() as calls:
             meter([str(log_dir)])
         listings.append(calls["scandir"] - 1)
@@ -199,7 +207,7 @@ def test_meter_lists_each_directory_in_time_beside_scans(scans, log_dir):
     for one, status in zip((path / f"{0:020d}.index", path), before, strict=True):
         os.utime(one, ns=(status.st_mtime_ns, status.st_mtime_ns))
     measured = []
-    for _ in range(FULL_SCAN_EVERY):
+    for _ in range(OLD_SCAN_EVERY):
         scans.scan()
         measured.append(scans.measured()[0])
     assert measured[-1] == directory_uses(scans.paths) != measured[0]
@@ -212,8 +220,30 @@ def test_meter_finds_in_time_what_no_time_shows(meter, log_dir):
     with (path / f"{0:020d}.log").open("ab") as file:
         file.write(bytes(50_000))
     os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
-    measured = [meter([str(log_dir)]) for _ in range(FULL_SCAN_EVERY)]
+    measured = [meter([str(log_dir)]) for _ in range(OLD_SCAN_EVERY)]
     assert measured[-1] == directory_uses([str(log_dir)]) != measured[0]
+
+
+def test_meter_reads_a_partition_that_was_written_to_lately_whole_more_often(log_dir):
+    """A filesystem gives reserved blocks back minutes after the last write, which no time shows."""
+    a_minute_ago_ns = time.time_ns() - 60_000_000_000
+    lately = log_dir / "orders-1"
+    settle(lately, since_ns=a_minute_ago_ns)
+    meter = DiskUseMeter()
+    meter([str(log_dir)])
+    for _ in range(2):
+        with counted_file_calls() as calls:
+            for _ in range(FULL_SCAN_EVERY):
+                meter([str(log_dir)])
+        # The log directory in each measurement, and `orders-1`; the others are read in their hour.
+        assert FULL_SCAN_EVERY + 1 <= calls["scandir"] <= FULL_SCAN_EVERY + PARTITIONS
+    # Nothing was written to it for long by now, and it is read whole as seldom as the others.
+    settle(lately)
+    meter([str(log_dir)])
+    with counted_file_calls() as calls:
+        for _ in range(OLD_SCAN_EVERY):
+            meter([str(log_dir)])
+    assert calls["scandir"] == OLD_SCAN_EVERY + PARTITIONS
 
 
 def test_meter_walks_directories_that_are_no_partitions(tmp_path):
