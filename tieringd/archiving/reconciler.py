@@ -158,6 +158,8 @@ class Reconciler:
         """Topics with a partition on this broker's disks, or with an archiver, at the last scan."""
         self._paused: frozenset[TopicKey] = frozenset()
         self._running: dict[Leadership, _Running] = {}
+        self._faulty: dict[Leadership, _Running] = {}
+        """Those whose last step had a fault: few of ten thousand, and asked for by each round and scrape."""
         self._resting = Resting()
         self._matched: _Matched | None = None
         """What the running archivers were matched with; None when one of them has ended since."""
@@ -199,7 +201,8 @@ class Reconciler:
 
         The same reasons are there at all times, for metrics.
         """
-        upkeep, statuses = self._upkeep, (running.status_now for running in self._running.copy().values())
+        # A scrape reads this in another thread, so the dictionary is copied before it is walked.
+        upkeep, statuses = self._upkeep, (running.status_now for running in self._faulty.copy().values())
         unready = next((status.fault for status in statuses if status.is_store_fault), "")
         starting = ""
         if self.rounds == 0:
@@ -320,8 +323,12 @@ class Reconciler:
 
     def statuses(self) -> dict[Leadership, PartitionStatus]:
         """Return the status of each archiver, including the fenced ones."""
+        return self._statuses_of(self._running)
+
+    def _statuses_of(self, archivers: Mapping[Leadership, _Running]) -> dict[Leadership, PartitionStatus]:
+        """Return the status of each of *archivers*, and of those that have ended by a defect or a fence."""
         # A scrape reads this in another thread, so the dictionaries are copied before they are walked.
-        found = {leadership: running.status_now for leadership, running in self._running.copy().items()}
+        found = {leadership: running.status_now for leadership, running in dict(archivers).items()}
         found.update(
             {
                 one: PartitionStatus(fault=why, fault_kind=PartitionFault.OTHER)
@@ -339,7 +346,7 @@ class Reconciler:
     def faults(self) -> dict[str, int]:
         """Return the number of partitions by the kind of their fault, also of those that none has."""
         found = dict.fromkeys(PartitionFault, 0)
-        for status in list(self.statuses().values()):
+        for status in self._statuses_of(self._faulty).values():
             if status.fault_kind is not None:
                 found[status.fault_kind] += 1
         return {kind.value: partitions for kind, partitions in found.items()}
@@ -555,6 +562,10 @@ class Reconciler:
             if leadership in self._fenced:
                 self._forget(leadership)
                 return
+            if running.status.fault or running.status.fault_kind is not None:
+                self._faulty[leadership] = running
+            else:
+                self._faulty.pop(leadership, None)
             self.changes.note(leadership)
             if (due_ms := running.archiver.rest_due_ms(running.newest)) > -math.inf:
                 self._resting.rest(leadership, until_ms=due_ms)
@@ -656,6 +667,7 @@ class Reconciler:
     def _forget(self, leadership: Leadership) -> None:
         """Forget an archiver that has ended; the next round decides whether to start another one."""
         self._running.pop(leadership, None)
+        self._faulty.pop(leadership, None)
         self._resting.forget(leadership)
         self._matched = self._paths = None
         self.changes.note(leadership)
