@@ -12,20 +12,22 @@ from unittest.mock import patch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KINDS = ("stat", "scandir", "open")
+KINDS = {"stat": "stat", "scandir": "scandir", "listdir": "scandir", "open": "open"}
+"""The counted functions of `os`, and the kind that a call counts as."""
 
 
 @contextmanager
 def counted_file_calls() -> Iterator[Counter[str]]:
     """
-    Count calls of `os.stat`, `os.scandir` and `os.open` from any thread in the context.
+    Count calls of `os.stat`, `os.scandir`, `os.listdir` and `os.open` from any thread in the context.
 
-    The calls are still made. Calls on the entries of a listing are not counted separately.
+    Both listings count as `scandir`. The calls are still made. Calls on the entries of a listing are not
+    counted separately.
     """
     counts: Counter[str] = Counter()
 
-    def counting(kind: str) -> Callable[..., Any]:
-        call = getattr(os, kind)
+    def counting(name: str, kind: str) -> Callable[..., Any]:
+        call = getattr(os, name)
 
         @wraps(call)
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -35,6 +37,6 @@ def counted_file_calls() -> Iterator[Counter[str]]:
         return counted
 
     with ExitStack() as stack:
-        for kind in KINDS:
-            stack.enter_context(patch.object(os, kind, counting(kind)))
+        for name, kind in KINDS.items():
+            stack.enter_context(patch.object(os, name, counting(name, kind)))
         yield counts

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from operator import is_
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -58,7 +59,7 @@ from tieringd.model.partition import (
     TopicIdPartition,
     TopicPartition,
 )
-from tieringd.policies.pinning import NO_PINS, Pin, judged, with_pins
+from tieringd.policies.pinning import NO_PINS, Pin, PinnedLog, judged, with_pins
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -213,11 +214,46 @@ class _Circumstances:
     """The number of partitions on record of each topic, by name and id."""
 
 
+_File: TypeAlias = tuple[LocalLog, tuple[Pin, ...]]
+"""A partition's log, and its pins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFiles:
+    """The files of the archived partitions at the last scan, which read all of them and found no pin."""
+
+    partitions: tuple[LocalPartition, ...]
+    places: Mapping[str, int]
+    """The place of each partition in `files`, by its path."""
+    files: list[_File]
+    read_since: set[str] = field(default_factory=set)
+    """The paths of partitions that were read again since."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Logs:
+    """The logs of a scan."""
+
+    files: list[_File]
+    tiered: TieredPartitions
+    read: list[LocalLog]
+    """The logs of `files`."""
+    led: list[LocalLog]
+    """Those of them that this broker leads."""
+
+    @classmethod
+    def of(cls, files: list[_File], tiered: TieredPartitions) -> _Logs:
+        """Derive it."""
+        read = [one for one, _ in files]
+        led = [one for one in read if _name(one) not in tiered.followed] if tiered.followed else read
+        return cls(files, tiered, read, led)
+
+
 @dataclass(frozen=True, slots=True)
 class _LastScan:
     """The files and bounds that the last scan read, and the partitions that it found to be followed."""
 
-    files: Sequence[tuple[LocalLog, tuple[Pin, ...]]]
+    files: list[_File]
     bounds: Mapping[TopicPartition, LogBounds | TieringError]
     followed: Sequence[FollowedPartition]
 
@@ -276,6 +312,8 @@ class Observer:
         self._tiered: TieredPartitions | None = None
         self._circumstances: _Circumstances | None = None
         """Those of the observations in `_observed`."""
+        self._read: _ReadFiles | None = None
+        self._logs: _Logs | None = None
         self._last_scan: _LastScan | None = None
         """None where the last scan held partitions back, and after a scan of some partitions alone."""
         self._problems: dict[str, str] = {}
@@ -338,8 +376,10 @@ class Observer:
             if len(known) != len(paths):
                 return None
             partitions = [seen.log.partition for _, seen in known]
+            if self._read is not None:
+                self._read.read_since.update(paths)
             self._layout.note_changes(self._reports)
-            files, unclear = await asyncio.to_thread(self._read_files, partitions, {})
+            files, unclear = await asyncio.to_thread(self._read_some, partitions, {})
             if unclear:
                 return None
             bounds = await self._broker.log_bounds(
@@ -377,8 +417,9 @@ class Observer:
         topics, keys = tiered.topics, tiered.keys
         files, unclear = await self._files_of(tiered, problems)
         asked_at = asyncio.get_running_loop().time()
-        led = [one for one, _ in files if not (tiered.followed and _name(one) in tiered.followed)]
-        bounds = await self._broker.log_bounds(led, leader_epochs=listed.leader_epochs)
+        if (logs := self._logs) is None or logs.files is not files or logs.tiered is not tiered:
+            self._logs = logs = _Logs.of(files, tiered)
+        bounds = await self._broker.log_bounds(logs.led, leader_epochs=listed.leader_epochs)
         paused = {key for key in keys if self._registry.is_paused(key)}
         closed = {key for key in keys if self._registry.is_closed(key)}
         problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
@@ -396,11 +437,14 @@ class Observer:
             problems=problems,
             unclear=unclear,
         )
-        self._last_scan = None if held_back else _LastScan(files, dict(bounds), followed)
+        if held_back:
+            self._last_scan = None
+        elif self._last_scan is None or self._last_scan.followed is not followed:
+            self._last_scan = _LastScan(files, bounds, followed)
         self._remember(observed, circumstances)
         self._report(problems, scan)
         self._metrics.followed_partitions.set(led_elsewhere := _led_elsewhere(view, followed))
-        self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
+        self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(logs.led)))
         self._metrics.paused_topics.set(len(paused))
         return BrokerSnapshot(
             cluster,
@@ -419,7 +463,7 @@ class Observer:
             frozenset(unclear),
             listed.local,
             topics,
-            [one for one, _ in files],
+            logs.read,
             scan_number,
             scan_began_at,
             asked_at,
@@ -427,7 +471,7 @@ class Observer:
 
     def _judged(
         self,
-        files: Sequence[tuple[LocalLog, tuple[Pin, ...]]],
+        files: list[_File],
         bounds: Mapping[TopicPartition, LogBounds | TieringError],
         circumstances: _Circumstances,
         *,
@@ -454,7 +498,7 @@ class Observer:
         held_back: list[FollowedPartition] = []
         last = self._last_scan if is_same else None
         # Both comparisons pass over objects that are the same without a call for each.
-        if last is not None and files == last.files and bounds == last.bounds:
+        if last is not None and files == last.files and (bounds is last.bounds or bounds == last.bounds):
             return self._observed, last.followed, held_back
         for local_log, pins in files:
             name = _name(local_log)
@@ -578,6 +622,8 @@ class Observer:
     ) -> None:
         """Keep the observations; `_wanted` stays the same object where all of them are the same."""
         before, self._observed, self._circumstances = self._observed, observed, circumstances
+        if before is observed:
+            return
         if len(before) != len(observed) or not all(map(is_, before.values(), observed.values())):
             self._wanted = dict(observed.values())
 
@@ -668,13 +714,59 @@ class Observer:
             for key, manifest in known.items()
         }
 
-    def _read_files(
+    def _read_all(
+        self, partitions: tuple[LocalPartition, ...], problems: dict[str, str]
+    ) -> tuple[list[_File], set[TopicPartition]]:
+        """
+        Read the files of all archived partitions; see `_read_files`.
+
+        The same list is returned while all files are the same. A partition of which nothing was reported
+        since the last scan has the files of that scan, and is not looked at.
+        """
+        last, self._read = self._read, None
+        still, pins_of = self._layout.still(), self._pinner.listed()
+        keeps = last is not None and last.partitions is partitions and still and pins_of.is_empty
+        if last is not None and keeps and (files := self._read_again(last, still, pins_of)) is not None:
+            self._read = replace(last, files=files, read_since=set())
+            return files, set()
+        files, unclear = self._read_files(partitions, problems, pins_of)
+        if not unclear and pins_of.is_empty:
+            places = {one.path: place for place, one in enumerate(partitions)}
+            self._read = _ReadFiles(partitions, places, files)
+        return files, unclear
+
+    def _read_again(
+        self, last: _ReadFiles, still: AbstractSet[str], pins_of: Callable[[LocalPartition], PinnedLog]
+    ) -> list[_File] | None:
+        """Return the files of *last*, read again but for those in *still*; None if one cannot be read."""
+        files, is_same = last.files, True
+        for path in (last.places.keys() - still) | (last.read_since & last.places.keys()):
+            place = last.places[path]
+            found, unclear = self._read_files(last.partitions[place : place + 1], {}, pins_of)
+            if unclear:
+                return None
+            if found[0][0] is not files[place][0] or found[0][1]:
+                if is_same:
+                    files, is_same = files.copy(), False
+                files[place] = found[0]
+        return files
+
+    def _read_some(
         self, partitions: Sequence[LocalPartition], problems: dict[str, str]
-    ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
+    ) -> tuple[list[_File], set[TopicPartition]]:
+        """Read the files of some partitions; see `_read_files`."""
+        return self._read_files(partitions, problems, self._pinner.listed())
+
+    def _read_files(
+        self,
+        partitions: Sequence[LocalPartition],
+        problems: dict[str, str],
+        pins_of: Callable[[LocalPartition], PinnedLog],
+    ) -> tuple[list[_File], set[TopicPartition]]:
         """Scan each partition's directory; an unreadable one becomes a problem and does not end the scan."""
-        files: list[tuple[LocalLog, tuple[Pin, ...]]] = []
+        files: list[_File] = []
         unclear: set[TopicPartition] = set()
-        pins_of, read_log, translations = self._pinner.listed(), self._layout.read_log, self._translations
+        read_log, translations = self._layout.read_log, self._translations
         for partition in partitions:
             try:
                 # Pins are read first: a file that the broker deletes in between is then at least among the
@@ -691,14 +783,15 @@ class Observer:
 
     async def _files_of(
         self, tiered: TieredPartitions, problems: dict[str, str]
-    ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
+    ) -> tuple[list[_File], set[TopicPartition]]:
         """Read the logs of archived topics. Returns them, and the partitions that nothing is known of."""
         # The broker was asked for its leadership before this, so these reports include all that it did to its
         # files before it led.
         self._layout.note_changes(self._reports)
         self._pin_ends.begin_scan()
-        files, unclear = await asyncio.to_thread(self._read_files, tiered.archived, problems)
-        files += await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems)
+        files, unclear = await asyncio.to_thread(self._read_all, tiered.archived, problems)
+        if translated := await self._translated(tiered.listed.cluster, tiered.archived, unclear, problems):
+            files = files + translated
         names = (one.topic_partition for one in tiered.untiered)
         return files, unclear | {name for name in names if name.topic in self._hidden_topics}
 
@@ -708,7 +801,7 @@ class Observer:
         partitions: Sequence[LocalPartition],
         unclear: set[TopicPartition],
         problems: dict[str, str],
-    ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
+    ) -> list[_File]:
         """Read logs again whose offsets only the archive can translate: a Redpanda log without its head."""
         if not (unclear or self._translations):
             return []
@@ -730,7 +823,7 @@ class Observer:
         for one in again:
             problems.pop(one.path, None)
             unclear.discard(one.topic_partition)
-        files, still_unclear = await asyncio.to_thread(self._read_files, again, problems)
+        files, still_unclear = await asyncio.to_thread(self._read_some, again, problems)
         unclear |= still_unclear
         return files
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 import structlog
 
@@ -57,6 +58,43 @@ class PinFacts:
     """Gaps of the archive: offsets below `next_offset` that are not durable."""
     good_until: float = math.inf
     """Loop time until which this may be acted on."""
+
+
+class _FindsPins(Protocol):
+    """Finds the pins of a partition by a list, and by its own directory where the list is stale."""
+
+    def __call__(self, partition: LocalPartition, *, is_stale: bool) -> PinnedLog:
+        """Return the pins. Raises LocalFileError: The pin directory cannot be read."""
+
+
+class ListedPins:
+    """
+    The pins of all partitions, as one listing of the pin directories found them.
+
+    Nearly all of ten thousand partitions have no pin. A pin that is made later, also by a step of the pinner
+    that has begun before, may be of a partition that is not listed: then each partition is asked for.
+    """
+
+    def __init__(self, found: _FindsPins, *, may_have: bool, is_stale: Callable[[], bool]) -> None:
+        """
+        Take what finds a partition's pins.
+
+        *may_have* says whether the listing found any pin, or could not read a directory. *is_stale* says
+        whether pins were made since.
+        """
+        self._found = found
+        self._may_have = may_have
+        self._is_stale = is_stale
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether no partition has a pin."""
+        return not (self._may_have or self._is_stale())
+
+    def __call__(self, partition: LocalPartition) -> PinnedLog:
+        """Do what `Pinner.pins_of` does."""
+        is_stale = self._is_stale()
+        return self._found(partition, is_stale=is_stale) if self._may_have or is_stale else NO_PINS
 
 
 class Pinner:
@@ -123,14 +161,8 @@ class Pinner:
                     elsewhere.append(replace(there, is_elsewhere=True))
         return replace(found, elsewhere=tuple(elsewhere)) if elsewhere else found
 
-    def listed(self) -> Callable[[LocalPartition], PinnedLog]:
-        """
-        Return a function that does what `pins_of` does, for a scan of many partitions. Blocks.
-
-        The pin directories are listed once, now: nearly all of ten thousand partitions have no pin. A pin
-        that is made later, also by a step that has begun before, may be of a partition that is not listed:
-        then the function asks for each partition.
-        """
+    def listed(self) -> ListedPins:
+        """List the pin directories, for a scan of many partitions; see `ListedPins`. Blocks."""
         with self._busy:
             made, listed = self._made, list[tuple[PinDirectory, frozenset[str]]]()
             unread: list[PinDirectory] = []
@@ -142,14 +174,14 @@ class Pinner:
                     unread.append(directory)
         pinned = [(directory, paths) for directory, paths in listed if paths]
 
-        def pins_of(partition: LocalPartition) -> PinnedLog:
+        def found(partition: LocalPartition, *, is_stale: bool) -> PinnedLog:
             own = self._directories.get(partition.log_dir)
             there = [directory for directory, paths in pinned if directory.is_listed(paths, partition)]
-            if own is not None and own not in there and (own in unread or self._made != made):
+            if own is not None and own not in there and (own in unread or is_stale):
                 there.append(own)
             return self._found(partition, there) if there else NO_PINS
 
-        return pins_of
+        return ListedPins(found, may_have=bool(pinned or unread), is_stale=lambda: self._made != made)
 
     async def step(
         self,

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +25,7 @@ from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
     SmallFiles,
     is_settled,
+    partition_name,
     read_leader_epochs,
     read_local_log,
     read_topic_id,
@@ -39,7 +40,6 @@ from tieringd.errors import (
     LocalFileError,
     TieringError,
 )
-from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.disk_state import QuotaEntity
 from tieringd.model.local_log import NO_BROKER, LocalLog, LocalPartition, LogDirSizes, ReplicaSize
@@ -67,6 +67,15 @@ class _LogHeaderWalk:
     """The segments of the completed walk, and the bounds. None when files could have changed unseen."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SettledBounds:
+    """The bounds of many logs, whose files were all as they were when they were last walked."""
+
+    logs: list[LocalLog]
+    leader_epochs: Mapping[TopicPartition, int]
+    bounds: Mapping[TopicPartition, LogBounds | TieringError]
+
+
 class DirectoryBroker:
     """
     Replaces a broker where none runs.
@@ -84,8 +93,13 @@ class DirectoryBroker:
         """The partitions of the last scan."""
         self._told: dict[str, int] = {}
         """The leader epochs of these, by their paths, where they could be read."""
+        self._untold: set[str] = set()
+        """The paths of those whose leader epoch could not be read."""
         self._view = ClusterView({}, {})
         """The scan's view: the same object is returned again while all epochs are the same."""
+        self._bounds: _SettledBounds | None = None
+        self._listed: dict[str, tuple[list[str], Mapping[str, Sequence[str]]]] = {}
+        """The names in each log directory when the topics' ids were last read, and what they mean."""
         self._lock = threading.Lock()
 
     async def cluster_id(self) -> str:
@@ -201,61 +215,80 @@ class DirectoryBroker:
     async def close(self) -> None:
         """Discard the results of all walks."""
         self._walks.clear()
+        self._bounds = None
 
     def _topic_ids(self, topics: Collection[str]) -> dict[str, frozenset[str]]:
         """Read one id for each topic: all of its partitions have the same."""
         found: dict[str, frozenset[str]] = {}
         for log_dir in self._log_dirs:
-            with suppress(OSError), os.scandir(log_dir) as entries:
-                for entry in entries:
-                    topic = entry.name.rpartition("-")[0]
+            for topic, paths in self._paths_in(log_dir).items():
+                for path in paths if topic in topics else ():
                     # A partition without an id yet leaves the answer to the topic's other partitions.
-                    if topic not in topics or found.get(topic, _NO_IDS) != _NO_IDS:
-                        continue
-                    name = parse_directory_name(entry.name)
-                    if name is None or name.kind is not DirectoryKind.PARTITION:
-                        continue
+                    if found.get(topic, _NO_IDS) != _NO_IDS:
+                        break
                     # If a partition vanishes meanwhile, another partition of the topic may give the id.
                     with suppress(LocalFileError):
-                        found[topic] = frozenset({read_topic_id(entry.path)})
+                        found[topic] = frozenset({read_topic_id(path)})
         return found
+
+    def _paths_in(self, log_dir: str) -> Mapping[str, Sequence[str]]:
+        """Return the paths of the partitions in a log directory, by topic; empty if it cannot be listed."""
+        try:
+            names = os.listdir(log_dir)  # noqa: PTH208 - ten thousand names, in each round
+        except OSError:
+            return {}
+        known = self._listed.get(log_dir)
+        if known is None or known[0] != names:
+            paths: dict[str, list[str]] = {}
+            for name in names:
+                if (parsed := partition_name(name)) is not None:
+                    paths.setdefault(parsed.topic, []).append(f"{log_dir}/{name}")
+            known = self._listed[log_dir] = (names, paths)
+        return known[1]
 
     def _view_of(self, found: Sequence[LocalPartition]) -> ClusterView:
         """Return the view of some partitions. What is known of the others stays."""
         with self._lock:
-            return _led(found, self._read_epochs(found, {}))
+            return _led(found, self._read_epochs(each.path for each in found))
 
     def _view_of_all(self, found: tuple[LocalPartition, ...], held: Collection[str]) -> ClusterView:
         """Return the view of all partitions. What is known of partitions that are gone is dropped."""
         with self._lock:
-            known = self._told
-            told = self._read_epochs(found, {path: known[path] for path in known if path in held})
-            if found != self._scanned or told != known:
-                self._scanned, self._told, self._view = found, told, _led(found, told)
-                self._epochs.keep_only({each.path for each in found})
+            told = self._told
+            if found is not self._scanned:
+                paths = {each.path for each in found}
+                told = {path: epoch for path, epoch in told.items() if path in paths}
+                self._untold = paths - told.keys()
+                self._epochs.keep_only(paths)
+            if asked := (told.keys() - held) | self._untold:
+                read = self._read_epochs(asked)
+                self._untold = asked - read.keys()
+                told = {path: epoch for path, epoch in told.items() if path not in self._untold} | read
+            if found != self._scanned or told != self._told:
+                self._view = _led(found, told)
                 for gone in self._walks.keys() - self._view.replicas.keys():
                     del self._walks[gone]
+            self._scanned, self._told = found, told
             return self._view
 
-    def _read_epochs(self, found: Sequence[LocalPartition], known: Mapping[str, int]) -> dict[str, int]:
-        """Return the leader epoch of each directory of which one can be read. Those in *known* are not."""
-        read = self._epochs.read
+    def _read_epochs(self, paths: Iterable[str]) -> dict[str, int]:
+        """Return the leader epoch of each directory of which one can be read."""
         epochs: dict[str, int] = {}
-        for each in found:
-            path = each.path
-            if (epoch := known.get(path)) is None:
-                try:
-                    epoch = read(path)
-                except LocalFileError:
-                    # Reading the log itself meets the same fault, and reports it.
-                    continue
-            epochs[path] = epoch
+        for path in paths:
+            # Where it cannot be read, reading the log itself meets the same fault, and reports it.
+            with suppress(LocalFileError):
+                epochs[path] = self._epochs.read(path)
         return epochs
 
     def _all_bounds(
         self, logs: Sequence[LocalLog], leader_epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        last = self._bounds
+        # Both comparisons pass over objects that are the same without a call for each.
+        if last is not None and last.logs == logs and last.leader_epochs == leader_epochs:
+            return last.bounds
         bounds: dict[TopicPartition, LogBounds | TieringError] = {}
+        all_settled = True
         for each in logs:
             name = each.partition.topic_partition
             walk = self._walks.get(name)
@@ -266,6 +299,7 @@ class DirectoryBroker:
                 bounds[name] = settled[1]
                 if _newest(each.epochs) == leader_epochs[name]:
                     continue
+            all_settled = False
             try:
                 with self._lock:
                     if name not in bounds:
@@ -273,6 +307,9 @@ class DirectoryBroker:
                     _require_epoch(each, self._epochs.read(each.partition.path), leader_epochs[name])
             except (CorruptDataError, LocalFileError, LeadershipChanged) as error:
                 bounds[name] = error
+        # A question about a few logs leaves what is kept of all of them.
+        if 2 * len(logs) >= len(self._walks):
+            self._bounds = _SettledBounds(list(logs), dict(leader_epochs), bounds) if all_settled else None
         return bounds
 
     def _walked_bounds(self, local: LocalLog) -> LogBounds:

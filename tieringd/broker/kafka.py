@@ -242,6 +242,8 @@ class KafkaBroker:
         self._viewed: _Viewed | None = None
         self._configs_questions = kafka_topic_configs.ConfigsQuestions(())
         self._bounds_question: BoundsQuestion | None = None
+        self._bounds_asked: tuple[Sequence[LocalLog], Mapping[TopicPartition, int]] = ((), {})
+        """The logs and leader epochs that the question was made for."""
         self._ids_question: TopicIdsQuestion | None = None
 
     async def cluster_id(self) -> str:
@@ -373,13 +375,16 @@ class KafkaBroker:
 
         The broker compares each epoch with the one under which it leads, and refuses another.
         """
-        asked = {each: leader_epochs[each] for each in (one.partition.topic_partition for one in logs)}
-        if not asked:
+        if not logs:
             return {}
-        if len(asked) < _WORTH_KEEPING:
-            return await BoundsQuestion(asked).asked(self._ask)
-        if self._bounds_question is None or self._bounds_question.leader_epochs != asked:
-            self._bounds_question = BoundsQuestion(asked)
+        # Both comparisons pass over objects that are the same without a call for each.
+        if self._bounds_question is None or self._bounds_asked != (logs, leader_epochs):
+            asked = {name: leader_epochs[name] for name in (one.partition.topic_partition for one in logs)}
+            if len(asked) < _WORTH_KEEPING:
+                return await BoundsQuestion(asked).asked(self._ask)
+            self._bounds_asked = (list(logs), dict(leader_epochs))
+            if self._bounds_question is None or self._bounds_question.leader_epochs != asked:
+                self._bounds_question = BoundsQuestion(asked)
         return await self._bounds_question.asked(self._ask)
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:

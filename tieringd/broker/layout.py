@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -63,12 +64,20 @@ class Layout(Protocol):
     def note_changes(self, reports: ChangeReports) -> None:
         """Ask *reports* what changed in the partitions' directories, before their logs are read."""
 
-    def held(self) -> Collection[str]:
+    def held(self) -> AbstractSet[str]:
         """
         Return the partitions' directories in which no name has changed since their logs were read.
 
         The changes are those of the last `note_changes`. A name is one of a file: a segment's, or that of a
         file that the broker replaces whole.
+        """
+
+    def still(self) -> AbstractSet[str]:
+        """
+        Return the partitions' directories whose logs are as `read_log` returned them last.
+
+        They count as read: the changes are those of the last `note_changes`, and this scan looks at none of
+        them.
         """
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
@@ -113,9 +122,13 @@ class KafkaLayout:
         """See `Layout.note_changes`."""
         self._rescan.note_changes(reports)
 
-    def held(self) -> Collection[str]:
+    def held(self) -> AbstractSet[str]:
         """See `Layout.held`."""
         return self._rescan.held()
+
+    def still(self) -> AbstractSet[str]:
+        """See `Layout.still`."""
+        return self._rescan.still()
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""
@@ -202,8 +215,12 @@ class RedpandaLayout:
         """Do nothing: every read lists the directory."""
         del reports
 
-    def held(self) -> Collection[str]:
+    def held(self) -> AbstractSet[str]:
         """Return no directory: every read lists them."""
+        return frozenset()
+
+    def still(self) -> AbstractSet[str]:
+        """Return no directory, as `held` does."""
         return frozenset()
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:

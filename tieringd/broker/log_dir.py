@@ -32,6 +32,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -175,6 +176,17 @@ class NoReports:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedLogDir:
+    """The listing of one log directory in which all partitions could be read."""
+
+    names: list[str]
+    """All names in it, in the order of the listing."""
+    partitions: Mapping[str, LocalPartition]
+    """By their paths, in that order."""
+    left_alone: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogDirScan:
     """One scan of all log directories of a broker."""
 
@@ -195,16 +207,19 @@ def scan_log_dirs(
     *,
     topic_id_of: Callable[[str], str] | None = None,
     known: Mapping[str, LocalPartition] = MappingProxyType({}),
-    checked: Collection[str] = frozenset(),
+    checked: AbstractSet[str] = frozenset(),
+    listed: dict[str, ListedLogDir] | None = None,
 ) -> LogDirScan:
     """
     Find the partitions in the log directories *paths*.
 
     *topic_id_of* replaces `read_topic_id`, for a caller that caches topic ids. *known* are partitions of
     an earlier scan by their paths; an unchanged partition is returned as the same object. *checked* are the
-    paths of those that are known to be unchanged: their topic ids are not looked up. A directory that cannot
-    be read is a problem of its own; the others are scanned. A partition that is in two log directories is a
-    problem and not a partition: the broker is moving it.
+    paths of those that are known to be unchanged: their topic ids are not looked up. *listed* has the log
+    directories of an earlier scan by their paths, and is brought up to date: one with the same names has the
+    same partitions, if their topic ids are the same. A directory that cannot be read is a problem of its own;
+    the others are scanned. A partition that is in two log directories is a problem and not a partition: the
+    broker is moving it.
     """
     topic_id_of = topic_id_of or read_topic_id
     found: list[LocalPartition] = []
@@ -212,34 +227,25 @@ def scan_log_dirs(
     left_alone: list[str] = []
     problems: list[LocalFileError] = []
     topic_of_problem: dict[str, str] = {}
+    listed = {} if listed is None else listed
     for log_dir in paths:
+        here = listed.pop(log_dir, None)
         try:
             with named_errors(log_dir):
                 identities.append(_identity(log_dir))
-                with os.scandir(log_dir) as entries:
-                    directories = [entry.name for entry in entries if entry.is_dir()]
+                if here is not None and _is_same(here, _names_in(log_dir), topic_id_of, checked):
+                    is_certain = True
+                else:
+                    here, is_certain = _listing_of(
+                        log_dir, topic_id_of, known, checked, faults=(problems, topic_of_problem)
+                    )
         except LocalFileError as error:
             problems.append(error)
             continue
-        for name in directories:
-            path = f"{log_dir}/{name}"
-            before = known.get(path)
-            if before is not None and path in checked:
-                found.append(before)
-                continue
-            topic_partition = _partition_name(name) if before is None else before.topic_partition
-            if topic_partition is None:
-                left_alone.append(path)
-                continue
-            try:
-                topic_id = topic_id_of(path)
-            except LocalFileError as error:
-                problems.append(error)
-                topic_of_problem[error.path] = topic_partition.topic
-                continue
-            if before is None or before.topic_id != topic_id:
-                before = LocalPartition(topic_partition, topic_id, path, log_dir)
-            found.append(before)
+        found.extend(here.partitions.values())
+        left_alone.extend(here.left_alone)
+        if is_certain:
+            listed[log_dir] = here
     # In one directory no name comes twice.
     partitions = tuple(found) if len(paths) == 1 else _in_one_place(found, problems, topic_of_problem)
     cluster_id, node_id = _agreed(paths, identities, problems)
@@ -253,6 +259,77 @@ def scan_log_dirs(
     )
 
 
+def _names_in(log_dir: str) -> list[str]:
+    return os.listdir(log_dir)  # noqa: PTH208 - paths are text throughout this layer
+
+
+def _is_same(
+    here: ListedLogDir,
+    names: list[str],
+    topic_id_of: Callable[[str], str],
+    checked: AbstractSet[str],
+) -> bool:
+    """Return whether a log directory with *names* has the partitions of *here*; see `scan_log_dirs`."""
+    if here.names != names:
+        return False
+    try:
+        asked = here.partitions.keys() - checked
+        return all(topic_id_of(path) == here.partitions[path].topic_id for path in asked)
+    except LocalFileError:
+        # Another listing reports it.
+        return False
+
+
+def _listing_of(
+    log_dir: str,
+    topic_id_of: Callable[[str], str],
+    known: Mapping[str, LocalPartition],
+    checked: AbstractSet[str],
+    *,
+    faults: tuple[list[LocalFileError], dict[str, str]],
+) -> tuple[ListedLogDir, bool]:
+    """
+    List one log directory; see `scan_log_dirs`. Adds to *faults*: the problems, and their topics.
+
+    Returns also whether the same names mean the same partitions later: no partition's directory had a
+    problem, and no file has the name of a partition, which a directory could take without another name.
+    """
+    problems, topic_of_problem = faults
+    names: list[str] = []
+    directories: list[str] = []
+    is_certain = True
+    with os.scandir(log_dir) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if entry.is_dir():
+                directories.append(entry.name)
+            elif partition_name(entry.name) is not None:
+                is_certain = False
+    found: dict[str, LocalPartition] = {}
+    left_alone: list[str] = []
+    for name in directories:
+        path = f"{log_dir}/{name}"
+        before = known.get(path)
+        if before is not None and path in checked:
+            found[before.path] = before
+            continue
+        topic_partition = partition_name(name) if before is None else before.topic_partition
+        if topic_partition is None:
+            left_alone.append(path)
+            continue
+        try:
+            topic_id = topic_id_of(path)
+        except LocalFileError as error:
+            problems.append(error)
+            topic_of_problem[error.path] = topic_partition.topic
+            is_certain = False
+            continue
+        if before is None or before.topic_id != topic_id:
+            before = LocalPartition(topic_partition, topic_id, path, log_dir)
+        found[before.path] = before
+    return ListedLogDir(names, found, tuple(left_alone)), is_certain
+
+
 def cluster_of(log_dirs: Sequence[str]) -> str | None:
     """Return the cluster that the log directories' own files name; None where they name none, or several."""
     identities: list[Identity] = []
@@ -262,7 +339,7 @@ def cluster_of(log_dirs: Sequence[str]) -> str | None:
     return _agreed(log_dirs, identities, [])[0]
 
 
-def _partition_name(directory_name: str) -> TopicPartition | None:
+def partition_name(directory_name: str) -> TopicPartition | None:
     """Return the partition of a directory name; None for a directory that this daemon must not read."""
     parsed = parse_directory_name(directory_name)
     return parsed.topic_partition if parsed and parsed.kind is DirectoryKind.PARTITION else None
@@ -472,6 +549,10 @@ class LogDirRescan:
         """The partitions of the last scan."""
         self._by_path: dict[str, LocalPartition] = {}
         """The same by their paths."""
+        self._log_dirs: dict[str, ListedLogDir] = {}
+        """The log directories at the last scan."""
+        self._looks: tuple[set[str], ...] = tuple(set() for _ in range(LOOK_EVERY))
+        """The paths of the partitions by the scans that look at them, which are numbered from 0 on."""
         self._listed: dict[str, _Listed] = {}
         self._read_since_scan: set[str] = set()
         """
@@ -509,7 +590,11 @@ class LogDirRescan:
         """
         self._scans += 1
         scan = scan_log_dirs(
-            paths, topic_id_of=self._topic_ids.read, known=self._by_path, checked=self._read_since_scan
+            paths,
+            topic_id_of=self._topic_ids.read,
+            known=self._by_path,
+            checked=self._read_since_scan,
+            listed=self._log_dirs,
         )
         before, after = self._partitions, scan.partitions
         if len(before) == len(after) and all(map(is_, before, after)):
@@ -521,6 +606,11 @@ class LogDirRescan:
             for path in self._listed.keys() - self._by_path.keys():
                 del self._listed[path]
             self._replaced &= self._by_path.keys()
+            self._held &= self._by_path.keys()
+            self._still &= self._by_path.keys()
+            self._looks = tuple(set() for _ in range(LOOK_EVERY))
+            for path in self._by_path:
+                self._looks[hash(path) % LOOK_EVERY].add(path)
         self._read_since_scan = set()
         return scan
 
@@ -542,16 +632,26 @@ class LogDirRescan:
         self._replaced -= reported.renamed
         self._still -= reported.unreported_writes
 
-    def held(self) -> Collection[str]:
+    def held(self) -> AbstractSet[str]:
         """
         Return the directories in which no name has changed since the last call.
 
-        By the reports that this scan relies on; a scan asks once, before it reads.
+        By the reports that this scan relies on, and by the looks of the scans before it; a scan asks once,
+        before it reads.
         """
-        looked_at = self._scans % LOOK_EVERY
         # A change that came after the last answer may have been looked at since, and the name holds again.
         changed, self._changed = self._changed, set()
-        return {path for path in self._held if path not in changed and hash(path) % LOOK_EVERY != looked_at}
+        return self._held - changed
+
+    def still(self) -> AbstractSet[str]:
+        """
+        Return the directories whose logs this scan need not read: they are as `read` returned them last.
+
+        Nothing was reported of them, and it is not their turn to be looked at. They count as read.
+        """
+        still = self._still - self._looks[self._scans % LOOK_EVERY]
+        self._read_since_scan |= still
+        return still
 
     def read(self, partition: LocalPartition) -> LocalLog:
         """

@@ -15,6 +15,7 @@ from tests.fakes.log_writer import CLUSTER, LogWriter
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.layout import KafkaLayout
+from tieringd.broker.log_dir import LOOK_EVERY, ReportedChanges
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LocalFileError, StorageUnavailable
@@ -58,7 +59,17 @@ class Watch:
     """An observer with everything around it."""
 
     def __init__(
-        self, log_dir, store, broker, metrics, *, topics: str = "", pin_root=None, layout=None, manifests=None
+        self,
+        log_dir,
+        store,
+        broker,
+        metrics,
+        *,
+        topics: str = "",
+        pin_root=None,
+        layout=None,
+        manifests=None,
+        reports=None,
     ) -> None:
         self.archive = archive_in(store)
         self.broker = broker
@@ -74,6 +85,7 @@ class Watch:
             registry=self.registry,
             manifests=manifests or self.archive.manifests,
             layout=layout or self.archive.layout,
+            reports=reports,
         )
 
     async def scan(self):
@@ -948,3 +960,102 @@ async def test_topic_that_a_restore_could_not_find_is_not_trimmed(watch, writers
     assert trimmed(before) == set()
     assert trimmed(between) == {"orders-0"}
     assert trimmed(after) == {"orders-0", "orders-1", "orders-2"}
+
+
+class ReadLogs(KafkaLayout):
+    """Kafka's files, and the paths of the logs that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def read_log(self, partition, known):
+        self.read.add(partition.path)
+        return super().read_log(partition, known)
+
+
+class ReportedRenames:
+    """A kernel that reports each write and each new name of the writers that a test changes."""
+
+    def __init__(self, writers) -> None:
+        self.changed = frozenset(str(one.path) for one in writers)
+        self._watched = self.changed
+
+    def since_last(self, *, unwritten):
+        del unwritten
+        changed, self.changed = self.changed, frozenset()
+        return ReportedChanges(self._watched, changed, changed)
+
+    def report(self, writer) -> None:
+        self.changed |= {str(writer.path)}
+
+
+@pytest.fixture
+def reports(writers):
+    return ReportedRenames(writers)
+
+
+@pytest.fixture
+async def still(make_watch, reports, tmp_path):
+    """Give a watch that has scanned until no partition had to be read because of a report."""
+    (tmp_path / "pins").mkdir()
+    watch = make_watch(layout=ReadLogs(), reports=reports, pin_root=tmp_path / "pins")
+    for _ in range(4):
+        await watch.scan()
+    return watch
+
+
+async def logs_read(watch) -> int:
+    """Scan, and return how many logs were read."""
+    watch.observer._layout.read.clear()
+    await watch.scan()
+    return len(watch.observer._layout.read)
+
+
+async def test_scan_reads_only_the_logs_whose_turn_it_is_and_those_with_a_report(still, writers, reports):
+    """Each log is read once in as many scans as a turn takes, and a changed one at once."""
+    assert sum([await logs_read(still) for _ in range(LOOK_EVERY)]) == len(writers)
+    writers[1].closed_segment()
+    reports.report(writers[1])
+    snapshot = await still.scan()
+    assert seen_of(snapshot, writers[1]).log == writers[1].local_log()
+    assert {one.partition.path for one in snapshot.logs} == {str(one.path) for one in writers}
+
+
+async def test_scan_after_a_rescan_has_what_the_rescan_found(still, writers, reports):
+    """The rescans have read the logs until they stood still again, and the scan before had other ones."""
+    for writer in writers:
+        writer.closed_segment()
+        reports.report(writer)
+    for _ in range(4):
+        assert await still.observer.rescan_partitions([str(one.path) for one in writers]) is not None
+    snapshot = await still.scan()
+    for writer in writers:
+        assert writer.local_log() in snapshot.logs
+        assert seen_of(snapshot, writer).log == writer.local_log()
+
+
+async def test_log_that_cannot_be_read_is_a_problem_of_each_scan_beside_logs_that_stand_still(
+    still, writers, reports
+):
+    """The others keep their observations, and it is observed again when it can be read."""
+    checkpoint = writers[0].path / "leader-epoch-checkpoint"
+    before = checkpoint.read_text()
+    for text, problems in (("nonsense", [str(writers[0].path)]), (before, [])):
+        checkpoint.with_suffix(".tmp").write_text(text)
+        checkpoint.with_suffix(".tmp").rename(checkpoint)
+        reports.report(writers[0])
+        for _ in range(3):
+            snapshot = await still.scan()
+            assert list(snapshot.problems) == problems
+            assert len(snapshot.wanted) == len(writers) - len(problems)
+
+
+async def test_pins_are_seen_of_a_log_that_stands_still(still, writers):
+    """A pin is made and released without a change of the partition's directory."""
+    writer = writers[0]
+    for next_offset, pins in ((None, 1), (writer.next_offset, 0)):
+        facts = PinFacts(writer.local_log(), still.pinner.pins_of(writer.partition).pins, next_offset)
+        await still.pinner.step([facts], is_complete=False)
+        for _ in range(2):
+            assert len(seen_of(await still.scan(), writer).pins) == pins

@@ -32,6 +32,7 @@ from tieringd.formats.record_batch import ABORT_MARKER, encode_marker
 from tieringd.model.disk_state import quota_entity
 from tieringd.model.local_log import NO_BROKER, LocalLog, LocalPartition, LogDirSizes, ReplicaSize
 from tieringd.model.partition import (
+    NO_TOPIC_ID,
     ClusterView,
     Leadership,
     LogBounds,
@@ -142,6 +143,22 @@ async def test_topic_id_is_read_once_for_all_partitions_of_a_topic(broker, tmp_p
         assert await broker.topic_ids(["a-b"]) == {"a-b": frozenset({_TOPIC_ID})}
     assert calls["open"] <= 2
     assert calls["scandir"] == 1
+
+
+async def test_topic_ids_follow_the_names_in_the_log_directory(broker, tmp_path):
+    """What the names mean is kept while they are the same, and the ids are read anew."""
+    for number in range(2):
+        (tmp_path / f"orders-{number}").mkdir()
+    assert await broker.topic_ids(["orders"]) == {"orders": frozenset({NO_TOPIC_ID})}
+    (tmp_path / "orders-1" / "partition.metadata").write_text(f"version: 0\ntopic_id: {_TOPIC_ID}\n")
+    assert await broker.topic_ids(["orders"]) == {"orders": frozenset({_TOPIC_ID})}
+    (tmp_path / "orders-1").rename(tmp_path / "payments-1")
+    assert await broker.topic_ids(["orders", "payments"]) == {
+        "orders": frozenset({NO_TOPIC_ID}),
+        "payments": frozenset({_TOPIC_ID}),
+    }
+    (tmp_path / "orders-0").rmdir()
+    assert await broker.topic_ids(["orders"]) == {}
 
 
 async def test_missing_cluster_id_is_denied(broker):
@@ -573,3 +590,58 @@ async def test_log_that_a_broker_has_led_since_is_neither_trimmed_nor_bounded(br
         await broker.trim(Leadership(_IDENTIFIED, 4), log, before_offset=100)
     assert log_file(orders, 0).exists()
     assert await broker.trim(Leadership(_IDENTIFIED, 6), log, before_offset=100) == 100
+
+
+async def test_epoch_that_could_not_be_read_is_asked_for_again_where_no_name_changes(broker, orders):
+    """A file may be unreadable for another reason than its contents, which no change of a name shows."""
+    checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
+    checkpoint.write_text("nonsense")
+    found, held = (orders,), frozenset({orders.path})
+    assert (await broker.replicas(found, held=held)).replicas == {_NAME: Replica(0, is_leader=True)}
+    checkpoint.write_bytes(encode_epoch_checkpoint([(5, 0)]))
+    second = await broker.replicas(found, held=held)
+    assert second.replicas == {_NAME: Replica(5, is_leader=True)}
+    assert await broker.replicas(found, held=held) is second
+
+
+async def test_epoch_of_a_changed_directory_is_read_also_where_the_partitions_are_the_same(broker, orders):
+    """The other epochs stay as they were read."""
+    checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
+    checkpoint.write_bytes(encode_epoch_checkpoint([(5, 0)]))
+    found, held = (orders,), frozenset({orders.path})
+    await broker.replicas(found, held=held)
+    checkpoint.write_bytes(encode_epoch_checkpoint([(5, 0), (6, 0)]))
+    assert (await broker.replicas(found, held=held)).replicas == {_NAME: Replica(5, is_leader=True)}
+    assert (await broker.replicas(found, held=())).replicas == {_NAME: Replica(6, is_leader=True)}
+    checkpoint.write_text("nonsense")
+    assert (await broker.replicas(found, held=())).replicas == {_NAME: Replica(0, is_leader=True)}
+
+
+async def test_bounds_of_logs_that_are_all_as_they_were_are_the_same_object(broker, orders):
+    """The caller sees without a comparison that nothing is new. Another log or epoch gives another answer."""
+    write_segment(orders, 0, batch(0))
+    settle(Path(orders.path))
+    logs, epochs = [read_local_log(orders)], {_NAME: 0}
+    await broker.log_bounds(logs, leader_epochs=epochs)
+    first = await broker.log_bounds(logs, leader_epochs=epochs)
+    assert await broker.log_bounds(list(logs), leader_epochs=dict(epochs)) is first
+    (refused,) = (await broker.log_bounds(logs, leader_epochs={_NAME: 7})).values()
+    assert isinstance(refused, LeadershipChanged)
+    write_segment(orders, 3, batch(3))
+    settle(Path(orders.path))
+    logs = [read_local_log(orders)]
+    assert await broker.log_bounds(logs, leader_epochs=epochs) == {_NAME: LogBounds(0, 6, 6)}
+
+
+async def test_fault_is_not_kept_for_the_next_question(broker, orders):
+    """The same log is asked for again, and its file says another epoch by then."""
+    write_segment(orders, 0, batch(0))
+    checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
+    checkpoint.write_bytes(encode_epoch_checkpoint([(4, 0)]))
+    settle(Path(orders.path))
+    logs, epochs = [read_local_log(orders)], {_NAME: 5}
+    for _ in range(2):
+        (refused,) = (await broker.log_bounds(logs, leader_epochs=epochs)).values()
+        assert isinstance(refused, LeadershipChanged)
+    checkpoint.write_bytes(encode_epoch_checkpoint([(4, 0), (5, 0)]))
+    assert await broker.log_bounds(logs, leader_epochs=epochs) == {_NAME: LogBounds(0, 3, 3)}

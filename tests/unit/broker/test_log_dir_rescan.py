@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
@@ -54,6 +55,40 @@ def test_unchanged_partitions_of_a_scan_are_the_same_tuple(log_dir):
     assert first is second
     LogWriter(log_dir, "orders", 1, topic_id=OLD_ID)
     assert layout.scan([str(log_dir)]).partitions != first
+
+
+def test_log_directory_with_the_same_names_is_listed_once(log_dir):
+    """Its names say which partitions there are: the first listing has told files and directories apart."""
+    layout = KafkaLayout()
+    round_of(layout, log_dir)
+    with patch.object(os, "scandir", side_effect=AssertionError("listed by kinds")):
+        ids, logs = round_of(layout, log_dir)
+    assert (ids, len(logs)) == ([OLD_ID], 1)
+
+
+def test_directory_in_place_of_a_file_with_its_name_is_found(log_dir):
+    """A listing in which a file has the name of a partition does not stand for the next one."""
+    layout = KafkaLayout()
+    (log_dir / "orders-7").write_bytes(b"")
+    for _ in range(2):
+        assert len(round_of(layout, log_dir)[0]) == 1
+    (log_dir / "orders-7").unlink()
+    LogWriter(log_dir, "orders", 7, topic_id=OLD_ID)
+    assert len(round_of(layout, log_dir)[0]) == 2
+
+
+def test_partition_whose_topic_id_cannot_be_read_is_a_problem_in_each_scan(log_dir):
+    """The same names do not hide it, and it is found when the file is whole again."""
+    layout = KafkaLayout()
+    path = LogWriter(log_dir, "orders", 1, topic_id=OLD_ID).path / "partition.metadata"
+    before = path.read_text()
+    path.write_text("no such thing")
+    for _ in range(3):
+        scan = layout.scan([str(log_dir)])
+        assert (len(scan.partitions), len(scan.problems)) == (1, 1)
+        round_of(layout, log_dir)
+    path.write_text(before)
+    assert len(layout.scan([str(log_dir)]).partitions) == 2
 
 
 def test_log_is_of_the_partition_that_is_asked_for(log_dir):
@@ -226,7 +261,40 @@ def test_change_that_was_looked_at_meanwhile_is_not_held_once(watched):
         watched.rescan.scan([watched.root])
     assert str(first.path) not in answers[0]
     assert any(str(first.path) in one for one in answers[1:])
-    assert all(sum(str(one.path) in each for each in answers) == LOOK_EVERY - 1 for one in others)
+    assert all(str(one.path) in each for each in answers for one in others)
+
+
+def test_still_logs_count_as_read(watched):
+    """A scan need not read them, no topic id of theirs is looked up, and none stays so for long."""
+    logs, _ = watched.read()
+    seen = set()
+    for _ in range(LOOK_EVERY):
+        with counted_file_calls() as calls:
+            partitions = watched.rescan.scan([watched.root]).partitions
+            watched.rescan.note_changes(watched.reports)
+            still = watched.rescan.still()
+            again = {one.path: watched.rescan.read(one) for one in partitions if one.path not in still}
+        assert calls["open"] == 1, "meta.properties, and no topic's id"
+        assert all(log is logs[path] for path, log in again.items())
+        assert len(still) >= 5
+        seen |= again.keys()
+    assert seen == logs.keys()
+
+
+def test_log_with_a_reported_change_is_not_still(watched):
+    """Neither is one that is written to, until it was looked at twice without a change."""
+    written, renamed, *_ = watched.writers
+    watched.write(written)
+    watched.rename(lambda writer: writer.begin_epoch(7), renamed)
+    for _ in range(2):
+        watched.rescan.scan([watched.root])
+        watched.rescan.note_changes(watched.reports)
+        assert not watched.rescan.still() & {str(written.path), str(renamed.path)}
+    for _ in range(4):
+        logs, _ = watched.read()
+    assert logs == watched.fresh()
+    watched.rescan.scan([watched.root])
+    assert {str(written.path), str(renamed.path)} & watched.rescan.still()
 
 
 def test_unchanged_log_is_the_same_object_whether_it_is_looked_at_or_not(watched):

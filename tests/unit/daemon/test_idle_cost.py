@@ -28,7 +28,7 @@ from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.listed_partitions import ListedPartitions
 from tieringd.archiving.pin_rounds import PinRounds
 from tieringd.archiving.reconciler import Reconciler
-from tieringd.broker.disk_use import FULL_SCAN_EVERY
+from tieringd.broker.disk_use import OLD_SCAN_EVERY
 from tieringd.broker.log_dir import LOOK_EVERY, ReportedChanges
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
@@ -254,7 +254,7 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     # A round asks for a fifth of the directories and segments: the kernel reports no change.
     # A measurement of the disks takes what the newest round has seen. It asks for a directory and its active
     # segment where it lists the directory.
-    full_scans = PARTITIONS * MEASUREMENTS // FULL_SCAN_EVERY
+    full_scans = PARTITIONS * MEASUREMENTS // OLD_SCAN_EVERY
     measuring = MEASUREMENTS * LOG_DIR_STATS + 2 * full_scans
     assert calls["stat"] <= ROUNDS * (PARTITIONS + segments) // LOOK_EVERY + measuring
     # The log directory is listed by each round and measurement, a partition's only when it is read whole. The
