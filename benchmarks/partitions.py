@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import os
 import tempfile
 import time
 import urllib.request
@@ -48,6 +49,8 @@ _ROLLS, _QUICK_ROLLS = 7, 3
 _PROBES, _SCRAPES = 50, 9
 _INTERVAL_SECONDS = 10
 """The default of `cloud_storage_reconciliation_interval_ms`."""
+_IDLE_SINCE_SECONDS = 3600
+"""Since when nothing is written to the partitions: a filesystem has taken reserved blocks back by then."""
 _CLUSTER = "local"
 """The cluster of a daemon without a broker, by default."""
 _SETTLING_SECONDS = 2.5 * _INTERVAL_SECONDS
@@ -100,7 +103,8 @@ def main() -> None:
 
 
 def write_idle_partitions(log_dir: Path, *, count: int) -> None:
-    """Write *count* partitions with one record each, as a broker leaves them."""
+    """Write *count* partitions with one record each, as a broker leaves them an hour after the last write."""
+    idle_since_ns = time.time_ns() - _IDLE_SINCE_SECONDS * 1_000_000_000
     record = NewRecord(bytes(100), key=b"key", timestamp_ms=1_700_000_000_000)
     batch = encode_batch(0, [record])
     log_dir.mkdir()
@@ -113,6 +117,8 @@ def write_idle_partitions(log_dir: Path, *, count: int) -> None:
         (directory / f"{0:020d}.log").write_bytes(batch)
         (directory / f"{0:020d}.index").touch()
         (directory / f"{0:020d}.timeindex").touch()
+        for each in (*directory.iterdir(), directory):
+            os.utime(each, ns=(idle_since_ns, idle_since_ns))
 
 
 def _topic_id(number: int) -> str:
