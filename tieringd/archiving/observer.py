@@ -220,7 +220,7 @@ _File: TypeAlias = tuple[LocalLog, tuple[Pin, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _ReadFiles:
-    """The files of the archived partitions at the last scan, which read all of them and found no pin."""
+    """The files of the archived partitions at the last scan, which read all of them and knew of no pin."""
 
     partitions: tuple[LocalPartition, ...]
     places: Mapping[str, int]
@@ -236,16 +236,16 @@ class _Logs:
 
     files: list[_File]
     tiered: TieredPartitions
-    read: list[LocalLog]
+    read: tuple[LocalLog, ...]
     """The logs of `files`."""
-    led: list[LocalLog]
+    led: tuple[LocalLog, ...]
     """Those of them that this broker leads."""
 
     @classmethod
     def of(cls, files: list[_File], tiered: TieredPartitions) -> _Logs:
         """Derive it."""
-        read = [one for one, _ in files]
-        led = [one for one in read if _name(one) not in tiered.followed] if tiered.followed else read
+        read = tuple(one for one, _ in files)
+        led = tuple(one for one in read if _name(one) not in tiered.followed) if tiered.followed else read
         return cls(files, tiered, read, led)
 
 
@@ -437,10 +437,7 @@ class Observer:
             problems=problems,
             unclear=unclear,
         )
-        if held_back:
-            self._last_scan = None
-        elif self._last_scan is None or self._last_scan.followed is not followed:
-            self._last_scan = _LastScan(files, bounds, followed)
+        self._last_scan = None if held_back else _LastScan(files, bounds, followed)
         self._remember(observed, circumstances)
         self._report(problems, scan)
         self._metrics.followed_partitions.set(led_elsewhere := _led_elsewhere(view, followed))
@@ -724,14 +721,16 @@ class Observer:
         since the last scan has the files of that scan, and is not looked at.
         """
         last, self._read = self._read, None
-        still, pins_of = self._layout.still(), self._pinner.listed()
-        keeps = last is not None and last.partitions is partitions and still and pins_of.is_empty
-        if last is not None and keeps and (files := self._read_again(last, still, pins_of)) is not None:
-            self._read = replace(last, files=files, read_since=set())
-            return files, set()
-        files, unclear = self._read_files(partitions, problems, pins_of)
-        if not unclear and pins_of.is_empty:
+        pins_of = self._pinner.listed()
+        files: list[_File] | None = None
+        if last is not None and last.partitions is partitions and pins_of.is_empty:
+            files = self._read_again(last, self._layout.still(last.places.keys()), pins_of)
+        if last is not None and files is not None:
+            places, unclear = last.places, set[TopicPartition]()
+        else:
             places = {one.path: place for place, one in enumerate(partitions)}
+            files, unclear = self._read_files(partitions, problems, pins_of)
+        if not unclear and pins_of.is_empty:
             self._read = _ReadFiles(partitions, places, files)
         return files, unclear
 
@@ -745,7 +744,7 @@ class Observer:
             found, unclear = self._read_files(last.partitions[place : place + 1], {}, pins_of)
             if unclear:
                 return None
-            if found[0][0] is not files[place][0] or found[0][1]:
+            if found[0][0] is not files[place][0] or found[0][1] != files[place][1]:
                 if is_same:
                     files, is_same = files.copy(), False
                 files[place] = found[0]

@@ -73,7 +73,7 @@ class Broker(Protocol):
 
         *leader_epochs* gives the epoch under which this broker was last seen to lead each partition.
         Epochs only grow, so bounds that are returned under an epoch prove that the broker has led under
-        it ever since.
+        it ever since. An implementation may keep both for a comparison, so a caller changes neither later.
 
         Every log has an entry. An error is `BrokerUnavailable`, `BrokerDenied`, or `LeadershipChanged`
         where the epoch is another one. Without a broker the bounds are read from the files, and an error

@@ -24,7 +24,9 @@ from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
     SmallFiles,
+    have_same_directories,
     is_settled,
+    names_in,
     partition_name,
     read_leader_epochs,
     read_local_log,
@@ -71,7 +73,7 @@ class _LogHeaderWalk:
 class _SettledBounds:
     """The bounds of many logs, whose files were all as they were when they were last walked."""
 
-    logs: list[LocalLog]
+    logs: tuple[LocalLog, ...]
     leader_epochs: Mapping[TopicPartition, int]
     bounds: Mapping[TopicPartition, LogBounds | TieringError]
 
@@ -98,7 +100,7 @@ class DirectoryBroker:
         self._view = ClusterView({}, {})
         """The scan's view: the same object is returned again while all epochs are the same."""
         self._bounds: _SettledBounds | None = None
-        self._listed: dict[str, tuple[list[str], Mapping[str, Sequence[str]]]] = {}
+        self._listed: dict[str, tuple[frozenset[str], Mapping[str, Sequence[str]]]] = {}
         """The names in each log directory when the topics' ids were last read, and what they mean."""
         self._lock = threading.Lock()
 
@@ -234,13 +236,13 @@ class DirectoryBroker:
     def _paths_in(self, log_dir: str) -> Mapping[str, Sequence[str]]:
         """Return the paths of the partitions in a log directory, by topic; empty if it cannot be listed."""
         try:
-            names = os.listdir(log_dir)  # noqa: PTH208 - ten thousand names, in each round
+            names = names_in(log_dir)
         except OSError:
             return {}
         known = self._listed.get(log_dir)
-        if known is None or known[0] != names:
+        if known is None or not have_same_directories(known[0], names):
             paths: dict[str, list[str]] = {}
-            for name in names:
+            for name in sorted(names):
                 if (parsed := partition_name(name)) is not None:
                     paths.setdefault(parsed.topic, []).append(f"{log_dir}/{name}")
             known = self._listed[log_dir] = (names, paths)
@@ -283,9 +285,11 @@ class DirectoryBroker:
     def _all_bounds(
         self, logs: Sequence[LocalLog], leader_epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, LogBounds | TieringError]:
-        last = self._bounds
-        # Both comparisons pass over objects that are the same without a call for each.
+        last, logs = self._bounds, tuple(logs)
+        # Both comparisons pass over objects that are the same without a call for each. Equal ones replace
+        # those before them, so that the next comparison meets the same objects.
         if last is not None and last.logs == logs and last.leader_epochs == leader_epochs:
+            self._bounds = _SettledBounds(logs, leader_epochs, last.bounds)
             return last.bounds
         bounds: dict[TopicPartition, LogBounds | TieringError] = {}
         all_settled = True
@@ -309,7 +313,7 @@ class DirectoryBroker:
                 bounds[name] = error
         # A question about a few logs leaves what is kept of all of them.
         if 2 * len(logs) >= len(self._walks):
-            self._bounds = _SettledBounds(list(logs), dict(leader_epochs), bounds) if all_settled else None
+            self._bounds = _SettledBounds(logs, leader_epochs, bounds) if all_settled else None
         return bounds
 
     def _walked_bounds(self, local: LocalLog) -> LogBounds:

@@ -43,7 +43,10 @@ FULL_SCAN_EVERY: Final = 20
 OLD_SCAN_EVERY: Final = 120
 """The same where nothing was written for `OLD_NS`: every hour by default."""
 OLD_NS: Final = 600_000_000_000
-"""Filesystems give reserved blocks back sooner after the last write."""
+"""
+Within this time after the last write a filesystem gives reserved blocks back. The files of a copy have older
+times, and gave them back when they were closed.
+"""
 _BLOCK_BYTES = 512  # The unit of `st_blocks`, whatever the filesystem's own block size.
 _LEAVING_SUFFIXES = (".deleted", "-delete")
 
@@ -175,7 +178,7 @@ class _Measured:
     measurements_left: int
     """Measurements until the next full scan."""
     is_old: bool
-    """Whether the last write was `OLD_NS` ago then."""
+    """Whether the last write was at least `OLD_NS` ago then."""
     log: LocalLog | None
     """The log that a scan had read before the directory was inspected for the last time."""
 
@@ -270,8 +273,8 @@ class DiskUseMeter:
         is_old = now_ns - changed_ns >= OLD_NS
         every = OLD_SCAN_EVERY if is_old else FULL_SCAN_EVERY
         self._full_scans += 1
-        # Spread the full scans of ten thousand directories over the measurements.
-        is_spread = known is not None and known.is_old >= is_old
+        # The first turns of ten thousand directories are spread over the measurements.
+        has_turn = known is not None and known.is_old >= is_old
         return size_bytes, _Measured(
             size_bytes,
             directory.st_ino,
@@ -280,7 +283,7 @@ class DiskUseMeter:
             active.st_ino,
             active.st_size,
             active.st_mtime_ns,
-            every - 1 if is_spread else self._full_scans % every,
+            every - 1 if has_turn else self._full_scans % every,
             is_old,
             log,
         )

@@ -242,7 +242,7 @@ class KafkaBroker:
         self._viewed: _Viewed | None = None
         self._configs_questions = kafka_topic_configs.ConfigsQuestions(())
         self._bounds_question: BoundsQuestion | None = None
-        self._bounds_asked: tuple[Sequence[LocalLog], Mapping[TopicPartition, int]] = ((), {})
+        self._bounds_asked: tuple[tuple[LocalLog, ...], Mapping[TopicPartition, int]] = ((), {})
         """The logs and leader epochs that the question was made for."""
         self._ids_question: TopicIdsQuestion | None = None
 
@@ -377,14 +377,15 @@ class KafkaBroker:
         """
         if not logs:
             return {}
-        # Both comparisons pass over objects that are the same without a call for each.
-        if self._bounds_question is None or self._bounds_asked != (logs, leader_epochs):
+        now_asked = (tuple(logs), leader_epochs)
+        # The comparison passes over objects that are the same without a call for each.
+        if self._bounds_question is None or self._bounds_asked != now_asked:
             asked = {name: leader_epochs[name] for name in (one.partition.topic_partition for one in logs)}
             if len(asked) < _WORTH_KEEPING:
                 return await BoundsQuestion(asked).asked(self._ask)
-            self._bounds_asked = (list(logs), dict(leader_epochs))
             if self._bounds_question is None or self._bounds_question.leader_epochs != asked:
                 self._bounds_question = BoundsQuestion(asked)
+        self._bounds_asked = now_asked
         return await self._bounds_question.asked(self._ask)
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:

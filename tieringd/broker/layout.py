@@ -72,9 +72,9 @@ class Layout(Protocol):
         file that the broker replaces whole.
         """
 
-    def still(self) -> AbstractSet[str]:
+    def still(self, asked: AbstractSet[str]) -> AbstractSet[str]:
         """
-        Return the partitions' directories whose logs are as `read_log` returned them last.
+        Return those of the partitions' directories *asked* whose logs are as `read_log` returned them last.
 
         They count as read: the changes are those of the last `note_changes`, and this scan looks at none of
         them.
@@ -126,9 +126,9 @@ class KafkaLayout:
         """See `Layout.held`."""
         return self._rescan.held()
 
-    def still(self) -> AbstractSet[str]:
+    def still(self, asked: AbstractSet[str]) -> AbstractSet[str]:
         """See `Layout.still`."""
-        return self._rescan.still()
+        return self._rescan.still(asked)
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""
@@ -219,8 +219,9 @@ class RedpandaLayout:
         """Return no directory: every read lists them."""
         return frozenset()
 
-    def still(self) -> AbstractSet[str]:
+    def still(self, asked: AbstractSet[str]) -> AbstractSet[str]:
         """Return no directory, as `held` does."""
+        del asked
         return frozenset()
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:

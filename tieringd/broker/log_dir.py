@@ -179,10 +179,10 @@ class NoReports:
 class ListedLogDir:
     """The listing of one log directory in which all partitions could be read."""
 
-    names: list[str]
-    """All names in it, in the order of the listing."""
+    names: frozenset[str]
+    """All names in it."""
     partitions: Mapping[str, LocalPartition]
-    """By their paths, in that order."""
+    """By their paths, in the order of the listing."""
     left_alone: tuple[str, ...]
 
 
@@ -217,9 +217,11 @@ def scan_log_dirs(
     an earlier scan by their paths; an unchanged partition is returned as the same object. *checked* are the
     paths of those that are known to be unchanged: their topic ids are not looked up. *listed* has the log
     directories of an earlier scan by their paths, and is brought up to date: one with the same names has the
-    same partitions, if their topic ids are the same. A directory that cannot be read is a problem of its own;
-    the others are scanned. A partition that is in two log directories is a problem and not a partition: the
-    broker is moving it.
+    same partitions, if their topic ids are the same. Names that no directory of a broker has do not count: a
+    broker replaces its checkpoints every few seconds.
+
+    A directory that cannot be read is a problem of its own; the others are scanned. A partition that is in
+    two log directories is a problem and not a partition: the broker is moving it.
     """
     topic_id_of = topic_id_of or read_topic_id
     found: list[LocalPartition] = []
@@ -233,7 +235,7 @@ def scan_log_dirs(
         try:
             with named_errors(log_dir):
                 identities.append(_identity(log_dir))
-                if here is not None and _is_same(here, _names_in(log_dir), topic_id_of, checked):
+                if here is not None and _is_same(here, names_in(log_dir), topic_id_of, checked):
                     is_certain = True
                 else:
                     here, is_certain = _listing_of(
@@ -259,18 +261,24 @@ def scan_log_dirs(
     )
 
 
-def _names_in(log_dir: str) -> list[str]:
-    return os.listdir(log_dir)  # noqa: PTH208 - paths are text throughout this layer
+def names_in(log_dir: str) -> frozenset[str]:
+    """Return the names in a log directory. Raises OSError: It cannot be listed."""
+    return frozenset(os.listdir(log_dir))  # noqa: PTH208 - paths are text throughout this layer
+
+
+def have_same_directories(names: AbstractSet[str], others: AbstractSet[str]) -> bool:
+    """Return whether the names in a log directory differ by none that a broker gives to a directory."""
+    return names == others or all(parse_directory_name(each) is None for each in names ^ others)
 
 
 def _is_same(
     here: ListedLogDir,
-    names: list[str],
+    names: AbstractSet[str],
     topic_id_of: Callable[[str], str],
     checked: AbstractSet[str],
 ) -> bool:
     """Return whether a log directory with *names* has the partitions of *here*; see `scan_log_dirs`."""
-    if here.names != names:
+    if not have_same_directories(here.names, names):
         return False
     try:
         asked = here.partitions.keys() - checked
@@ -327,7 +335,7 @@ def _listing_of(
         if before is None or before.topic_id != topic_id:
             before = LocalPartition(topic_partition, topic_id, path, log_dir)
         found[before.path] = before
-    return ListedLogDir(names, found, tuple(left_alone)), is_certain
+    return ListedLogDir(frozenset(names), found, tuple(left_alone)), is_certain
 
 
 def cluster_of(log_dirs: Sequence[str]) -> str | None:
@@ -556,9 +564,9 @@ class LogDirRescan:
         self._listed: dict[str, _Listed] = {}
         self._read_since_scan: set[str] = set()
         """
-        The listed directories that were read since the last scan. Their topic ids are not looked up by the
-        next one, because `read` notices every directory in which a file was made, replaced or removed, or the
-        kernel reports it.
+        The listed directories that were read since the last scan, or that `still` counts as read. The next
+        one does not look up their topic ids, because `read` notices every directory in which a file was made,
+        replaced or removed, or the kernel reports it.
         """
         self._scans = 0
         self._reported = ReportedChanges()
@@ -643,13 +651,13 @@ class LogDirRescan:
         changed, self._changed = self._changed, set()
         return self._held - changed
 
-    def still(self) -> AbstractSet[str]:
+    def still(self, asked: AbstractSet[str]) -> AbstractSet[str]:
         """
-        Return the directories whose logs this scan need not read: they are as `read` returned them last.
+        Return those of the directories *asked* whose logs are as `read` returned them last.
 
-        Nothing was reported of them, and it is not their turn to be looked at. They count as read.
+        Nothing was reported of them, and this scan looks at none of them. They count as read.
         """
-        still = self._still - self._looks[self._scans % LOOK_EVERY]
+        still = (self._still - self._looks[self._scans % LOOK_EVERY]) & asked
         self._read_since_scan |= still
         return still
 
@@ -671,6 +679,7 @@ class LogDirRescan:
                 self._read_since_scan.add(path)
                 return log
             del self._listed[path]
+            self._read_since_scan.discard(path)
         was_held = path in self._held
         self._held.discard(path)
         self._changed.add(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
@@ -974,7 +975,7 @@ class ReadLogs(KafkaLayout):
         return super().read_log(partition, known)
 
 
-class ReportedRenames:
+class ReportedChangesOf:
     """A kernel that reports each write and each new name of the writers that a test changes."""
 
     def __init__(self, writers) -> None:
@@ -992,7 +993,7 @@ class ReportedRenames:
 
 @pytest.fixture
 def reports(writers):
-    return ReportedRenames(writers)
+    return ReportedChangesOf(writers)
 
 
 @pytest.fixture
@@ -1059,3 +1060,28 @@ async def test_pins_are_seen_of_a_log_that_stands_still(still, writers):
         await still.pinner.step([facts], is_complete=False)
         for _ in range(2):
             assert len(seen_of(await still.scan(), writer).pins) == pins
+
+
+async def test_pins_that_are_made_while_a_scan_reads_are_gone_when_they_are_released(still, writers, reports):
+    """A step of the pinner may outlive its scan, and then its pins come in the middle of another."""
+    layout, pinned = still.observer._layout, list[LogWriter]()
+
+    def read_log(partition, known):
+        if not pinned:
+            # The pins of this partition were asked for already, and those of the others come later.
+            pinned.extend(one for one in writers if one.partition != partition)
+            facts = [PinFacts(one.local_log(), (), None) for one in pinned]
+            still.pinner._step(facts, (), (), is_complete=False, clock=lambda: 0.0)
+        return ReadLogs.read_log(layout, partition, known)
+
+    for writer in writers:
+        reports.report(writer)
+    with patch.object(layout, "read_log", read_log):
+        snapshot = await still.scan()
+    assert sorted(len(seen.pins) for seen in snapshot.wanted.values()) == [0, 1, 1]
+    for writer in pinned:
+        pins = still.pinner.pins_of(writer.partition).pins
+        await still.pinner.step([PinFacts(writer.local_log(), pins, writer.next_offset)], is_complete=False)
+    for _ in range(LOOK_EVERY):
+        snapshot = await still.scan()
+        assert {seen.pins for seen in snapshot.wanted.values()} == {()}
