@@ -738,17 +738,19 @@ class Observer:
         self, last: _ReadFiles, still: AbstractSet[str], pins_of: Callable[[LocalPartition], PinnedLog]
     ) -> list[_File] | None:
         """Return the files of *last*, read again but for those in *still*; None if one cannot be read."""
-        files, is_same = last.files, True
-        for path in (last.places.keys() - still) | (last.read_since & last.places.keys()):
-            place = last.places[path]
-            found, unclear = self._read_files(last.partitions[place : place + 1], {}, pins_of)
-            if unclear:
-                return None
-            if found[0][0] is not files[place][0] or found[0][1] != files[place][1]:
-                if is_same:
-                    files, is_same = files.copy(), False
-                files[place] = found[0]
-        return files
+        paths = (last.places.keys() - still) | (last.read_since & last.places.keys())
+        places = [last.places[path] for path in paths]
+        found, unclear = self._read_files([last.partitions[place] for place in places], {}, pins_of)
+        if unclear:
+            return None
+        changed = {
+            place: file
+            for place, file in zip(places, found, strict=True)
+            if file[0] is not last.files[place][0] or file[1] != last.files[place][1]
+        }
+        if not changed:
+            return last.files
+        return [changed.get(place, file) for place, file in enumerate(last.files)]
 
     def _read_some(
         self, partitions: Sequence[LocalPartition], problems: dict[str, str]
