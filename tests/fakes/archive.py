@@ -171,8 +171,8 @@ async def _fit() -> None:
 
 
 @cache
-def _unread_metrics() -> Metrics:
-    """Return the metrics of all archivers whose tests read none: thousands are made, one for each crash."""
+def unread_metrics() -> Metrics:
+    """Return the metrics of all services whose tests read none: thousands are made, each after a crash."""
     return Metrics()
 
 
@@ -199,7 +199,7 @@ def archiver_of(
         Leadership(writer.identified, newest if leader_epoch is None else leader_epoch),
         archive,
         broker,
-        metrics=metrics or _unread_metrics(),
+        metrics=metrics or unread_metrics(),
         clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
         limits=limits or UploadLimits(),
         first_claims=first_claims or FirstClaims(),
@@ -225,7 +225,7 @@ def reconciler_of(
     *pinner* keeps them, where it is given. *reports* says what changed in the log directories. Without
     *now_ms* the reconciler uses the archive's clock.
     """
-    metrics = metrics or Metrics()
+    metrics = metrics or unread_metrics()
     followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
     first_claims = FirstClaims()
     registry = TopicRegistry(archive.store, archive.manifests)

@@ -264,7 +264,9 @@ class LogWriter:
     @property
     def bases_on_disk(self) -> list[int]:
         """Return the base offsets of the segments whose `.log` file exists, oldest first."""
-        return sorted(int(each.stem) for each in self.path.glob("*.log"))
+        # Simulations ask thousands of times, and names alone are a fifth of the cost of a glob.
+        names = os.listdir(self.path)  # noqa: PTH208 it makes no path of each name
+        return sorted(int(name.removesuffix(".log")) for name in names if name.endswith(".log"))
 
     @property
     def batch_bases(self) -> list[int]:

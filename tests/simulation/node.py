@@ -7,14 +7,13 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.archive import archive_in, reconciler_of
+from tests.fakes.archive import archive_in, reconciler_of, unread_metrics
 from tests.fakes.host import FakeHost
 from tests.simulation.faults import ClusterWire
 from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.pins import PinDirectory
 from tieringd.errors import TieringError
-from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore, StoreLimits
@@ -56,8 +55,7 @@ class Node:
         )
         clock.listen_to(store.backend)
         pins = {str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else {}
-        # A registry of metrics is much of what a daemon costs to start: its services share one, as they do.
-        metrics = Metrics()
+        metrics = unread_metrics()
         self.pinner = cluster.pinner_of(pins, metrics)
         self.reconciler = reconciler_of(
             config := cluster.config(log_dir),
