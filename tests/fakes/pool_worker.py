@@ -1,8 +1,8 @@
 """
 A worker without clients, for tests of the pool: `python -m tests.fakes.pool_worker KIND LINK PORT COUNTS`.
 
-It serves at once, after a long start, or when it is asked to. It ends by a fault, or by an error that it
-reports.
+It serves at once, after a long start, when it is asked to, or never. It ends by a fault, or by an error that
+it reports.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ async def main(kind: str, link_fd: int) -> int:
         "echo": lambda *values: values,
         "figures": dict,
     }
+    if kind == "mute":
+        await asyncio.get_running_loop().create_future()
     link = await Link.over(socket.socket(fileno=link_fd), handlers, other_side="the daemon")
     messages = asyncio.create_task(link.run())
     await started

@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 SILENT_SECONDS: Final = 30.0
 """How long a worker may not answer until it is killed."""
+_START_PATIENCE_MAX: Final = 16
+"""How many times as long as that a worker may take to answer at its start, at most."""
 _WATCHES: Final = 6
 """How many times a worker is asked in that time."""
 _FIGURES_SECONDS: Final = 2.0
@@ -61,6 +63,8 @@ class Worker:
         self.is_greeted = False
         """Whether it has been told what it begins with. Notes come after that."""
         self.is_serving = False
+        self.has_served = False
+        """Whether it came to serve. Before that it starts."""
         self.failure: TieringError | None = None
         """The error that it reported before it ended."""
         self.figures: Figures = NOTHING
@@ -85,6 +89,8 @@ class _Slot:
         self.last_end = ""
         self.ended_at = 0.0
         """When the last worker ended, on the clock of `time.monotonic`."""
+        self.start_patience = 1
+        """How many times `silent_seconds` the next worker may take to answer at its start."""
 
 
 class WorkerPool:
@@ -115,7 +121,8 @@ class WorkerPool:
             metrics: Figures of the workers themselves.
             on_end: Gets each worker that has ended.
             on_failure: Gets the name of a part that failed, for a metric.
-            silent_seconds: How long a worker may not answer until it is killed.
+            silent_seconds: How long a worker may not answer until it is killed. At its start it may take
+                twice as long as the one before it that was killed there, up to sixteen times as long.
         """
         self._command = list(command)
         self._listen = listen
@@ -272,6 +279,9 @@ class WorkerPool:
                 raise worker.failure
             if lived_seconds >= _STEADY_SECONDS:
                 pause_seconds = 0.0
+            # A worker may need longer to start, on a host with much load: each would be killed in turn.
+            is_too_slow = bool(worker.end) and not worker.has_served
+            slot.start_patience = min(2 * slot.start_patience, _START_PATIENCE_MAX) if is_too_slow else 1
             slot.restarts += 1
             slot.last_end, slot.ended_at = _end_of(worker), time.monotonic()
             self._metrics.ends.labels(_kind_of(worker)).inc()
@@ -310,7 +320,7 @@ class WorkerPool:
             )
             worker.link.tell("start", self._greeting(slot.number))
             worker.is_greeted = True
-            await self._attend(worker)
+            await self._attend(worker, start_seconds=self._silent_seconds * slot.start_patience)
         finally:
             # Cancelled or not, no worker outlives its place here.
             if process.returncode is None:
@@ -325,11 +335,11 @@ class WorkerPool:
             self._on_end(worker)
         return worker
 
-    async def _attend(self, worker: Worker) -> None:
+    async def _attend(self, worker: Worker, *, start_seconds: float) -> None:
         """Serve a worker's questions until it has ended."""
         assert worker.link is not None
         messages = asyncio.create_task(worker.link.run())
-        watch = asyncio.create_task(self._watch(worker, worker.link))
+        watch = asyncio.create_task(self._watch(worker, worker.link, start_seconds=start_seconds))
         try:
             await worker.process.wait()
             # What it sent last is still to be read.
@@ -339,16 +349,19 @@ class WorkerPool:
         finally:
             await cancelled((messages, watch))
 
-    async def _watch(self, worker: Worker, link: Link) -> None:
-        """Kill a worker that does not answer."""
+    async def _watch(self, worker: Worker, link: Link, *, start_seconds: float) -> None:
+        """Kill a worker that does not answer, after *start_seconds* until it serves."""
         while True:
             await asyncio.sleep(self._silent_seconds / _WATCHES)
-            if not await answers(link, self._silent_seconds):
-                worker.kill("it did not answer")
+            if worker.has_served:
+                if not await answers(link, self._silent_seconds):
+                    worker.kill("it did not answer")
+            elif not await answers(link, start_seconds):
+                worker.kill(f"it did not answer at its start for {start_seconds:g} s")
 
     def _handlers_for(self, worker: Worker) -> Handlers:
         def serving() -> None:
-            worker.is_serving = True
+            worker.is_serving = worker.has_served = True
             self._note_change()
 
         def failed(*parts: Any) -> None:
