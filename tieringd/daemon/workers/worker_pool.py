@@ -277,10 +277,10 @@ class WorkerPool:
             if worker.failure is not None and not self._is_started:
                 self._changed.set()
                 raise worker.failure
-            if lived_seconds >= _STEADY_SECONDS:
-                pause_seconds = 0.0
             # A worker may need longer to start, on a host with much load: each would be killed in turn.
             is_too_slow = bool(worker.end) and not worker.has_served
+            if lived_seconds >= _STEADY_SECONDS and not is_too_slow:
+                pause_seconds = 0.0
             slot.start_patience = min(2 * slot.start_patience, _START_PATIENCE_MAX) if is_too_slow else 1
             slot.restarts += 1
             slot.last_end, slot.ended_at = _end_of(worker), time.monotonic()
