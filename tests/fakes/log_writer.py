@@ -264,7 +264,7 @@ class LogWriter:
     @property
     def bases_on_disk(self) -> list[int]:
         """Return the base offsets of the segments whose `.log` file exists, oldest first."""
-        # Simulations ask thousands of times, and names alone are a fifth of the cost of a glob.
+        # Simulations ask thousands of times, and a glob takes more than twice as long.
         names = os.listdir(self.path)  # noqa: PTH208 it makes no path of each name
         return sorted(int(name.removesuffix(".log")) for name in names if name.endswith(".log"))
 

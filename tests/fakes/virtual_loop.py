@@ -5,10 +5,10 @@ When nothing is ready, the clock jumps to the next timer. Work for a thread runs
 time that the seed decides. With real threads, as in looptime, no two runs of a simulation would be equal.
 As with a thread, such work continues if the task that waits for it is cancelled.
 
-A simulated history takes hundreds of thousands of turns of the loop, most of them for one timer. With
-asyncio's own turns, handles and timers it took a quarter more CPU: a heap compared timers by a Python method,
-and each turn asked the selector. The loop has its own of them, which do the same things in the same order, so
-a seed has the history that it has with asyncio's.
+A simulated history takes hundreds of thousands of turns of the loop, most of them for one timer. asyncio's
+own timers are compared by a Python method, and each of its turns asks the selector. This loop has turns,
+handles and timers of its own, and a sleep takes half the CPU. They do the same things in the same order, so a
+seed has the history that it has with asyncio's.
 """
 
 from __future__ import annotations
